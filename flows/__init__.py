@@ -1,0 +1,1 @@
+"""The user-facing batch flows; no logic lives here."""

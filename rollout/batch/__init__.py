@@ -1,0 +1,1 @@
+"""What a batch is made of: prompts, plan, shards, summary."""

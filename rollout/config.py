@@ -1,0 +1,127 @@
+"""The parameters of a batch: one flat model, used by the CLI, the flow and `plan.json`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rollout.errors import BadConfig
+
+BATCH_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
+MAX_SHARDS = 1000
+"""Shards of one flow run: a few thousand task runs strain a Prefect server (prefect#18883)."""
+
+DEMO_PROMPTS = "demo"
+"""Name of the prompt file that ships with the package."""
+
+
+class BatchConfig(BaseModel):
+    """What one batch does. Times in seconds, lengths in tokens. Every field has a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompts: str = Field(DEMO_PROMPTS, description="Prompt file (JSONL or parquet), or 'demo' for the shipped one.")
+    lake: str = Field("./lake", description="Lake to publish to: a local path or s3://bucket/prefix.")
+    batch_id: str | None = Field(None, description="Name of the batch; the same name goes on where it stopped.")
+    n_samples_per_prompt: int = Field(4, ge=1, le=1024, description="Rollouts per prompt (the GRPO group's size).")
+    agent: str = Field("tool_loop", description="Agent for rows that name none: an entry point of rollout.agents.")
+    reward: str | None = Field("exact_answer", description="Reward, an entry point of rollout.rewards; null: agent's.")
+    reward_key: str | None = Field(None, description="Key of the reward where the reward function returns several.")
+    session_version: Literal["v1", "v2"] = Field("v2", description="Session path: v1 linear, v2 tree.")
+    matcher: Literal["strict", "loose_tool_call", "role_content_only"] = Field(
+        "loose_tool_call", description="How a replayed message is recognised as a stored one."
+    )
+    picker: str = Field("drop_retries", description="Which leaves of a v2 session become samples.")
+    finisher: str = Field("train_once", description="What is done to the picked samples' masks.")
+    control_text: Literal["reference", "plain", "refuse"] = Field(
+        "reference", description="Control strings in user text: as the template's ids, as plain text, or refused."
+    )
+    temperature: float = Field(1.0, ge=0.0, le=10.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
+    top_k: int = Field(-1, ge=-1, le=1_000_000, description="Top-k sampling; -1 is off.")
+    max_new_tokens: int = Field(128, ge=1, le=1_000_000, description="Sampled tokens of one turn, at most.")
+    seed: int = Field(0, ge=0, le=2**53 - 1, description="Batch seed; the same seed samples the same again.")
+    max_turns: int | None = Field(16, ge=1, le=1024, description="Turns of one rollout, at most.")
+    max_seq_len: int | None = Field(None, ge=2, le=2**31 - 1, description="Tokens of one sample, at most.")
+    rollout_ids: Literal["none", "index"] = Field(
+        "none", description="rollout_id of rows that have none: left null, or set to the rollout's index."
+    )
+    enable_thinking: bool = Field(False, description="Open the turn for thinking where the renderer can.")
+    renderer: str = Field("qwen3", description="Name of the chat format in `renderers`.")
+    model: str | None = Field(None, description="Checkpoint directory for the embedded engine; null: the shipped one.")
+    policy_version: str | None = Field(None, description="Name of the policy's weights, written to every row.")
+    engine: Literal["embedded", "external"] = Field("embedded", description="Where tokens come from.")
+    engine_url: str | None = Field(None, description="URL of an external SGLang server or router.")
+    concurrency: int = Field(16, ge=1, le=4096, description="Rollouts in flight at the engine.")
+    shard_size: int = Field(32, ge=1, le=1_000_000, description="Rollouts of one Prefect task; cut between groups.")
+    rollout_timeout_s: float = Field(300.0, gt=0, le=86400, description="Deadline of one rollout in seconds.")
+    max_attempts: int = Field(2, ge=1, le=10, description="Tries at a rollout whose engine failed.")
+    skip_bad_prompts: bool = Field(False, description="Record refused prompt rows instead of refusing the file.")
+    parity_min_equal: float = Field(
+        0.95, ge=0.0, le=1.0, description="Share of provable rollouts that must be equal, or the batch is quarantined."
+    )
+
+    @field_validator("batch_id")
+    @classmethod
+    def _check_batch_id(cls, value: str | None) -> str | None:
+        if value is not None and not BATCH_ID_PATTERN.fullmatch(value):
+            raise ValueError(f"{value!r} does not match {BATCH_ID_PATTERN.pattern}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> BatchConfig:
+        if (self.engine == "external") != (self.engine_url is not None):
+            raise ValueError("engine_url goes with engine=external, and external needs one")
+        return self
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that every session of the batch pins (SGLang's names)."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "max_new_tokens": self.max_new_tokens,
+        }
+
+
+IDENTITY_OPTIONS = (
+    "skip_bad_prompts",
+    "n_samples_per_prompt",
+    "agent",
+    "reward",
+    "reward_key",
+    "session_version",
+    "matcher",
+    "picker",
+    "finisher",
+    "control_text",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_new_tokens",
+    "seed",
+    "max_turns",
+    "max_seq_len",
+    "rollout_ids",
+    "enable_thinking",
+    "renderer",
+)
+"""Fields that decide what a batch's rows are, and so go into its config hash beside the prompt
+bytes, the model's digest and the package version. URLs, concurrency, shard size, time-outs,
+attempts, parity settings and paths do not."""
+
+
+def make_config(**options: Any) -> BatchConfig:
+    """A BatchConfig from user options.
+
+    Raises:
+        BadConfig: one line that names every refused field and its bound.
+    """
+    try:
+        return BatchConfig(**options)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors()]
+        raise BadConfig("; ".join(problems)) from error

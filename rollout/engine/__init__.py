@@ -1,0 +1,1 @@
+"""Engines: the client, the embedded server and the tiny checkpoint."""

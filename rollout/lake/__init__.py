@@ -1,0 +1,1 @@
+"""The lake: schemas, staging, publishing, reading."""

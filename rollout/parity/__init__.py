@@ -1,0 +1,1 @@
+"""Bit comparison, projections, replay and verdicts."""

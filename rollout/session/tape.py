@@ -1,0 +1,134 @@
+"""The tape: the recorded exchanges of one session, in commit order, enough to replay it with no engine.
+
+Deltas, never snapshots: an exchange's prompt is its parent's prompt and output ids followed by
+`appended_ids`; its history is the parent's messages, the parent's reply, then `appended_messages`.
+Columns and meanings: lake contract, trajectories.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rollout.columns import dump_json
+from rollout.sample import WeightSpan
+from rollout.session.settings import SessionSettings
+from rollout.tape_columns import TAPE_SCHEMA
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Exchange:
+    """One committed generation: what the client appended, what the engine was given and sampled.
+
+    `_P` counts appended prompt ids, `_O` sampled ids. Times are UTC.
+    """
+
+    seq: int
+    parent: int | None
+    rolled_back: bool = False
+    appended_messages: list[dict[str, Any]]
+    respelled: dict[int, dict[str, Any]] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    appended_ids_P: NDArray[np.int32]
+    output_ids_O: NDArray[np.int32]
+    output_log_probs_O: NDArray[np.float64]
+    finish: str
+    matched: str | int | None = None
+    weight_version: str | None = None
+    weight_spans: list[WeightSpan] = field(default_factory=list)
+    routed_experts: bytes | None = None
+    routed_experts_shape: list[int] | None = None
+    cached_tokens: int = 0
+    sampling_seed: int | None = None
+    rid: str = ""
+    requested_at: datetime
+    committed_at: datetime
+    engine_seconds: float = 0.0
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Tape:
+    """A session as it can be replayed: settings, exchanges by `seq`, and what was refused, by HTTP status."""
+
+    session_id: str
+    settings: SessionSettings
+    exchanges: list[Exchange] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+def tape_to_table(tape: Tape, outcome: dict[str, Any] | None = None) -> pa.Table:
+    """The tape as rows of TAPE_SCHEMA: first the session's own (seq -1), then one per exchange.
+
+    Args:
+        outcome: what the driver adds to the session's row (rollout.outcome.Outcome.to_json).
+    """
+    session = {"settings": tape.settings.to_json(), "refused": tape.refused, "outcome": outcome}
+    rows: list[dict[str, Any]] = [{"session_id": tape.session_id, "seq": -1, "session": dump_json(session)}]
+    rows.extend(_exchange_row(tape.session_id, exchange) for exchange in tape.exchanges)
+    return pa.Table.from_pylist(rows, schema=TAPE_SCHEMA)
+
+
+def _exchange_row(session_id: str, exchange: Exchange) -> dict[str, Any]:
+    row = {name: getattr(exchange, name) for name in _PLAIN}
+    row |= {name: None if getattr(exchange, name) is None else dump_json(getattr(exchange, name)) for name in _JSON}
+    row["respelled"] = dump_json({str(k): v for k, v in exchange.respelled.items()}) if exchange.respelled else None
+    row["session_id"] = session_id
+    row["appended_ids"] = exchange.appended_ids_P
+    row["output_ids"] = exchange.output_ids_O
+    row["output_log_probs"] = exchange.output_log_probs_O
+    row["weight_spans"] = [{"version": s.version, "start": s.start, "end": s.end} for s in exchange.weight_spans]
+    return row
+
+
+def table_to_tape(table: pa.Table) -> tuple[Tape, dict[str, Any] | None]:
+    """The tape of one session and the driver's outcome from its rows, in any order; bits are kept."""
+    rows = sorted(table.to_pylist(), key=lambda row: row["seq"])
+    if not rows or rows[0]["seq"] != -1:
+        raise ValueError("a tape needs its session's own row (seq -1)")
+    session = json.loads(rows[0]["session"])
+    tape = Tape(
+        session_id=rows[0]["session_id"],
+        settings=SessionSettings(**session["settings"]),
+        exchanges=[_exchange(row) for row in rows[1:]],
+        refused=session["refused"],
+    )
+    return tape, session["outcome"]
+
+
+def _exchange(row: dict[str, Any]) -> Exchange:
+    values = {name: row[name] for name in _PLAIN}
+    values |= {name: None if row[name] is None else json.loads(row[name]) for name in _JSON}
+    respelled = json.loads(row["respelled"]) if row["respelled"] else {}
+    return Exchange(
+        **values,
+        respelled={int(k): v for k, v in respelled.items()},
+        appended_ids_P=np.array(row["appended_ids"], np.int32),
+        output_ids_O=np.array(row["output_ids"], np.int32),
+        output_log_probs_O=np.array(row["output_log_probs"], np.float64),
+        weight_spans=[WeightSpan(**span) for span in row["weight_spans"] or []],
+    )
+
+
+_PLAIN = (
+    "seq",
+    "parent",
+    "rolled_back",
+    "finish",
+    "weight_version",
+    "routed_experts",
+    "routed_experts_shape",
+    "cached_tokens",
+    "sampling_seed",
+    "rid",
+    "requested_at",
+    "committed_at",
+    "engine_seconds",
+)
+_JSON = ("appended_messages", "tools", "settings", "matched")
