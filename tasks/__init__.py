@@ -1,1 +1,5 @@
 """Thin Prefect tasks around rollout/."""
+
+from rollout.guard import check_packages
+
+check_packages()

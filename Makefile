@@ -1,0 +1,42 @@
+# Every target sets up .venv by itself, once: pip only. PYTHON and VENV can be given: make PYTHON=python3.12 test
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUN_READY := $(VENV)/.ready-run
+DEV_READY := $(VENV)/.ready-dev
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: run test test-full bench lint
+.DEFAULT_GOAL := run
+
+run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine, into ./lake
+	$(BIN)/rollout run
+
+test: $(DEV_READY)  ## Fast tests and one short end-to-end test per part
+	$(PYTEST) tests/fast tests/e2e -m "not full"
+
+test-full: $(DEV_READY)  ## All the rest: long runs, kills, builds
+	$(PYTEST) tests/fast tests/e2e -m full
+
+bench: $(DEV_READY)  ## Ratios on this machine; prints them, asserts none
+	$(PYTEST) tests/bench -s
+
+lint: $(DEV_READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_READY): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing into $(VENV) (once, some minutes)"
+	$(PIP) -e .
+	@touch $@
+
+$(DEV_READY): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing into $(VENV) with what the tests need (once, some minutes)"
+	$(PIP) -e '.[dev,train]'
+	@touch $@ $(RUN_READY)
