@@ -1,0 +1,91 @@
+"""Hypothesis strategies that the test modules share; each part appends its own."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from rollout.errors import FAILURE_TYPES, Failure
+from rollout.sample import Sample, Status, WeightSpan
+
+# Parity: values and samples
+
+all_doubles = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0])
+"""Every double by its bits: NaN payloads, both zeros, subnormals."""
+
+finite_doubles = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+json_values = st.recursive(
+    st.none() | st.booleans() | int64s | finite_doubles | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+"""What a JSON column can hold and give back bit for bit."""
+
+
+@st.composite
+def lifecycles(draw: st.DrawFn) -> Any:
+    """The lifecycle of a sample: a dict for one turn, a list for several."""
+    times = st.none() | st.floats(0, 2e9)
+    keys = st.fixed_dictionaries({"t0": times, "t1": times}, optional={"req_ts": times, "prev_t1": times})
+    turns = [{**turn, "turn": k + 1} for k, turn in enumerate(draw(st.lists(keys, min_size=1, max_size=3)))]
+    return turns[0] if len(turns) == 1 else turns
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    """Valid samples with every optional part now and then; identity of one rollout."""
+    n_response = draw(st.integers(0, 6))
+    tokens = draw(st.lists(st.integers(0, 2**31 - 1), min_size=n_response, max_size=n_response + 4))
+    failure = draw(st.none() | st.builds(Failure, type=st.sampled_from(FAILURE_TYPES), message=texts))
+    siblings = draw(st.integers(1, 3))
+    spans = st.tuples(texts, st.integers(0, n_response), st.integers(0, n_response))
+    metadata = draw(st.dictionaries(texts, json_values, max_size=3))
+    return Sample(
+        group_index=draw(st.none() | int64s),
+        index=draw(st.integers(0, 2**40)),
+        attempt=draw(st.integers(0, 3)),
+        rollout_id=draw(st.none() | st.just(0) | int64s),
+        sibling=draw(st.integers(0, siblings - 1)),
+        siblings=siblings,
+        prompt=[{"role": "user", "content": draw(texts)}],
+        tokens_T=np.array(tokens, np.int32),
+        response=draw(texts),
+        response_length=n_response,
+        loss_mask_R=np.array(draw(st.lists(st.integers(0, 1), min_size=n_response, max_size=n_response)), np.int8),
+        rollout_log_probs_R=np.array(
+            draw(st.lists(finite_doubles, min_size=n_response, max_size=n_response)), np.float64
+        ),
+        status=draw(st.sampled_from(list(Status))),
+        reward=None if failure else draw(st.none() | finite_doubles),
+        reward_json=draw(st.none() | texts),
+        label=draw(st.none() | texts),
+        weight_versions=draw(st.lists(texts, max_size=2)),
+        weight_spans=[
+            WeightSpan(version=v, start=min(a, b), end=max(a, b)) for v, a, b in draw(st.lists(spans, max_size=2))
+        ],
+        cached_tokens=draw(st.integers(0, 2**40)),
+        prompt_tokens=draw(st.integers(0, 2**40)),
+        routed_experts=draw(st.none() | st.binary(max_size=4)),
+        routed_experts_shape=draw(st.none() | st.lists(st.integers(0, 9), max_size=3)),
+        remove_sample=failure is not None or draw(st.booleans()),
+        metadata={**metadata, "lifecycle": draw(lifecycles()), "leaf": {"node_id": draw(st.integers(0, 9))}},
+        train_metadata=draw(st.none() | st.dictionaries(texts, json_values, max_size=2)),
+        session_version=draw(st.sampled_from(["v1", "v2"])),
+        agent=draw(texts),
+        turns=draw(st.integers(0, 9)),
+        leaf_path=draw(st.none() | st.lists(st.integers(0, 9), max_size=3)),
+        picker=draw(texts),
+        finisher=draw(texts),
+        drift=draw(st.none() | texts),
+        control_text=draw(st.integers(0, 9)),
+        lora=draw(st.none() | texts),
+        temperature=draw(finite_doubles),
+        top_p=draw(finite_doubles),
+        failure=failure,
+    )
