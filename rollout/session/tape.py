@@ -3,6 +3,29 @@
 Deltas, never snapshots: an exchange's prompt is its parent's prompt and output ids followed by
 `appended_ids`; its history is the parent's messages, the parent's reply, then `appended_messages`.
 Columns and meanings: lake contract, trajectories.
+
+**How a client's body is rebuilt** (`ClientSide` below does it). With history(None) = [] and
+history(e) = history(e.parent) + e.appended_messages + [reply of e], the messages of exchange e are
+
+    history(e.parent), each place i in e.respelled replaced by e.respelled[i], then e.appended_messages
+
+The reply of an exchange is `commit(...)["choices"][0]["message"]` of the replay itself: it follows
+from the prompt ids, the output ids, `finish`, `matched` and the tools, in either version alike.
+`tools` is null where they are those of exchange seq - 1 (of no tools for seq 0); an empty list says
+that this exchange had none where the one before had some. `settings` has three keys:
+
+- `body`: every other field of the client's body that the session reads (model, temperature, stop,
+  max_tokens, chat_template_kwargs, tool_choice, ...), as sent. So body = {**settings["body"],
+  "messages": ..., "tools": ... if there are any}.
+- `sampling`: the effective parameters in SGLang's names after the session's pins, without the cap
+  by context and max_seq_len and without the seed (that is `sampling_seed`). For readers only.
+- `seen`, only where it is not `seq`: how many exchanges were committed when this request came in.
+  Later ones ran beside it, so it cannot extend them: `begin(body, seen=...)`.
+
+`parent` is the exchange whose tokens the prompt begins with; null for a root. In v1 every exchange
+that a later one rolled back has `rolled_back`; the others, in order, are the chain. Replaying all
+exchanges in order on the tape's own version gives the same prompts, replies and samples bit for bit.
+A v1 answer that lost a race was never committed and is not on the tape.
 """
 
 from __future__ import annotations
@@ -114,6 +137,54 @@ def _exchange(row: dict[str, Any]) -> Exchange:
         output_log_probs_O=np.array(row["output_log_probs"], np.float64),
         weight_spans=[WeightSpan(**span) for span in row["weight_spans"] or []],
     )
+
+
+class ClientSide:
+    """Rebuilds what the client sent, exchange by exchange; the rule is the module's docstring.
+
+    Feed it the replies of the replay in order: `body(e)`, replay it, `answered(e, message)`. Only
+    exchanges on the path behind `e` need to have been answered, so a single chain works as well.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._replies: dict[int, dict[str, Any]] = {}
+        self._tools: list[list[dict[str, Any]]] = []
+        for exchange in tape.exchanges:
+            before = self._tools[-1] if self._tools else []
+            self._tools.append(before if exchange.tools is None else exchange.tools)
+
+    def answered(self, seq: int, message: dict[str, Any]) -> None:
+        """Keep the assistant message that the replay gave for exchange `seq`."""
+        self._replies[seq] = message
+
+    def body(self, seq: int) -> dict[str, Any]:
+        """The chat body of exchange `seq`.
+
+        Raises:
+            KeyError: an exchange behind it has not been answered yet.
+        """
+        exchange = self._tape.exchanges[seq]
+        messages = self._history(exchange.parent)
+        for place, message in exchange.respelled.items():
+            messages[place] = message
+        body = {**exchange.settings.get("body", {}), "messages": [*messages, *exchange.appended_messages]}
+        return {**body, "tools": self._tools[seq]} if self._tools[seq] else body
+
+    def seen(self, seq: int) -> int:
+        """How many exchanges were committed when exchange `seq` was requested."""
+        return int(self._tape.exchanges[seq].settings.get("seen", seq))
+
+    def _history(self, seq: int | None) -> list[dict[str, Any]]:
+        path = []
+        while seq is not None:
+            path.append(seq)
+            seq = self._tape.exchanges[seq].parent
+        messages: list[dict[str, Any]] = []
+        for step in reversed(path):
+            messages.extend(self._tape.exchanges[step].appended_messages)
+            messages.append(self._replies[step])
+        return messages
 
 
 _PLAIN = (
