@@ -10,6 +10,7 @@ RolloutLakeError
 │   ├── PortInUse                a server cannot bind
 │   └── BatchClosed              the batch is quarantined or discarded
 ├── SessionRefused               a request that a session server refuses (HTTP status and text)
+├── SessionUnreachable           the session server gave no answer
 ├── EngineError                  the engine failed, is gone, or answered nonsense
 │   └── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
 ├── StagedChanged                a staged file no longer has its manifest's digest
@@ -111,6 +112,10 @@ class SessionRefused(RolloutLakeError):
 
 def _rebuild_refusal(status: int, message: str, code: str | None, retry: bool) -> SessionRefused:
     return SessionRefused(status, message, code=code, retry=retry)
+
+
+class SessionUnreachable(RolloutLakeError):
+    """A session server did not answer, or broke off; another attempt may help once it is back."""
 
 
 class EngineError(RolloutLakeError):

@@ -1,0 +1,48 @@
+"""OpenAI clients for agents: one per rollout, all over one connection pool.
+
+Measured on 2 CPU cores: a client with a pool of its own costs 75 ms, mostly for certificates that a
+local server never shows; over a shared pool 0.06 ms. A call costs 2.5 ms over httpx and 1.2 ms over
+aiohttp, which newer releases of `openai` bring along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from weakref import WeakKeyDictionary
+
+import openai
+from openai import AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
+
+Pool = DefaultAioHttpClient | DefaultAsyncHttpxClient
+
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Pool] = WeakKeyDictionary()
+
+
+def openai_client(base_url: str, api_key: str) -> AsyncOpenAI:
+    """A client of the session at `base_url` (an agent's own argument), to be used in the running loop.
+
+    It repeats nothing (a repeat would be a turn of its own) and waits as long as the rollout may last.
+    """
+    return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key, http_client=_pool(), max_retries=0, timeout=None)
+
+
+def _pool() -> Pool:
+    loop = asyncio.get_running_loop()
+    if loop not in _pools:
+        try:
+            _pools[loop] = DefaultAioHttpClient(timeout=None)
+        except RuntimeError:  # this release of openai needs an extra for it
+            _pools[loop] = DefaultAsyncHttpxClient(timeout=None)
+    return _pools[loop]
+
+
+async def close_connections() -> None:
+    """Close the running loop's pool; clients made from it are of no use afterwards."""
+    pool = _pools.pop(asyncio.get_running_loop(), None)
+    if pool is not None:
+        await pool.aclose()
+
+
+def is_full(error: openai.APIStatusError) -> bool:
+    """Whether the session refused because the conversation leaves no room for another turn."""
+    return error.code == "context_length_exceeded"

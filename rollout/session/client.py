@@ -1,0 +1,133 @@
+"""The driver's client of a session server: opens sessions, collects their samples and tape, deletes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import orjson
+import pyarrow as pa
+
+from rollout.columns import table_to_samples
+from rollout.errors import SessionRefused, SessionUnreachable, describe
+from rollout.sample import Sample
+from rollout.session.tape import Tape, table_to_tape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedSession:
+    """A session as its agent needs it: `base_url` without the trailing /v1, and the session's own key."""
+
+    session_id: str
+    session_key: str
+    base_url: str
+
+
+@dataclass(kw_only=True, slots=True)
+class CollectedSamples:
+    """The samples of a session at one moment.
+
+    `messages` is each sample's whole conversation, in the samples' order; `exchanges` counts the
+    tape's at that moment, null where the server does not say. `session_metadata` is what GET shows.
+    """
+
+    samples: list[Sample]
+    empty_reason: str | None = None
+    session_metadata: dict[str, Any] = field(default_factory=dict)
+    messages: list[list[dict[str, Any]]] = field(default_factory=list)
+    exchanges: int | None = None
+
+
+class SessionClient:
+    """Requests with the driver's right to the session server at `base_url`.
+
+    All methods raise SessionRefused for an answer outside 2xx and SessionUnreachable for none.
+    Belongs to one event loop; use it as an async context manager.
+    """
+
+    def __init__(self, base_url: str, *, driver_token: str | None = None, timeout_s: float = 60.0) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {driver_token}"} if driver_token else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> SessionClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def open(self, settings: dict[str, Any]) -> OpenedSession:
+        """A new session with `settings` (the body of POST /sessions)."""
+        reply = orjson.loads(await self._ask("POST", "/sessions", settings))
+        return OpenedSession(
+            session_id=reply["session_id"],
+            session_key=reply["session_key"],
+            base_url=f"{self.base_url}/sessions/{reply['session_id']}",
+        )
+
+    async def samples(self, session_id: str, *, max_seq_len: int | None = None) -> CollectedSamples:
+        """The session's samples, bit for bit as it assembled them; refused with 422 where it cannot."""
+        body = {} if max_seq_len is None else {"max_seq_len": max_seq_len}
+        table = _table(await self._ask("POST", f"/sessions/{session_id}/samples", body))
+        facts = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        return CollectedSamples(
+            samples=table_to_samples(table),
+            empty_reason=facts.get("empty_reason"),
+            session_metadata=json.loads(facts.get("session_metadata", "{}")),
+            messages=json.loads(facts.get("messages", "[]")),
+            exchanges=int(facts["exchanges"]) if "exchanges" in facts else None,
+        )
+
+    async def tape(self, session_id: str) -> Tape:
+        """The session's tape as far as it has been committed."""
+        return table_to_tape(_table(await self._ask("GET", f"/sessions/{session_id}/tape")))[0]
+
+    async def delete(self, session_id: str) -> None:
+        """End the session; its running generations are aborted. One that is gone already is no error."""
+        try:
+            await self._ask("DELETE", f"/sessions/{session_id}")
+        except SessionRefused as refusal:
+            if refusal.status != 404:
+                raise
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        if self._http is None:
+            # No limit of connections: the engine's slots limit the rollouts in flight.
+            connector = aiohttp.TCPConnector(limit=0)
+            self._http = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, connector=connector)
+        data = None if body is None else orjson.dumps(body)
+        headers = {"Content-Type": "application/json"} if data is not None else None
+        try:
+            async with self._http.request(method, self.base_url + path, data=data, headers=headers) as reply:
+                content = await reply.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise SessionUnreachable(
+                f"the session server gave no answer to {method} {path}: {describe(error)}"
+            ) from error
+        if reply.status >= 300:
+            raise _refusal(reply.status, content)
+        return content
+
+
+def _table(stream: bytes) -> pa.Table:
+    return pa.ipc.open_stream(stream).read_all()
+
+
+def _refusal(status: int, content: bytes) -> SessionRefused:
+    """The server's own text and code where the body has OpenAI's error shape."""
+    try:
+        error = orjson.loads(content)["error"]
+        return SessionRefused(status, error["message"], code=error.get("code"))
+    except (ValueError, KeyError, TypeError):
+        return SessionRefused(status, content[:300].decode(errors="replace"))
