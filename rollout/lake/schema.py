@@ -149,3 +149,19 @@ def rows_to_table(rows: Sequence[dict[str, Any]], name: TableName) -> pa.Table:
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise SchemaBreach(f"{name}.{field.name}: {error}") from error
     return conform(pa.table(columns), name)
+
+
+def describe_delta_difference(found: DeltaSchema, name: TableName) -> str | None:
+    """What a table's schema lacks of the frozen one, None if it holds all of it.
+
+    Further nullable columns, of a later version, are no difference.
+    """
+    there = {field.name: field for field in found.fields}
+    for field in DELTA_SCHEMAS[name].fields:
+        have = there.pop(field.name, None)
+        if have is None:
+            return f"column {field.name} is missing"
+        if (have.type, have.nullable) != (field.type, field.nullable):
+            return f"column {field.name} is {have.type}, nullable {have.nullable}; want {field.type}, {field.nullable}"
+    strict = [field.name for field in there.values() if not field.nullable]
+    return f"column {strict[0]} is unknown and never null" if strict else None
