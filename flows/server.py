@@ -1,0 +1,118 @@
+"""A Prefect server for one run of the command, when the user has none: a child that ends with us.
+
+Prefect's own ephemeral server outlives a flow that is killed with -9. This is the same server,
+bound to its parent's life by the kernel (rollout.process), on a port of its own, in a home of its
+own: the user's Prefect profile and database are neither read nor written.
+
+`python -m flows.server` is the child's side.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sys
+import tomllib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rollout.process import die_with_parent, say_ready, start
+
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_EVENTS_WORKER_MAX_QUEUE_SIZE": "10000",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+}
+"""No outside calls, nothing on the user's terminal; a flow run's own log still reaches its server."""
+
+
+def state_home() -> Path:
+    """Where this command keeps logs of child processes and Prefect's state: ROLLOUT_HOME, else XDG's state folder."""
+    if given := os.environ.get("ROLLOUT_HOME"):
+        return Path(given).expanduser().absolute()
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "rollout-lake"
+
+
+def user_api_url() -> str | None:
+    """The Prefect API that the user has chosen: PREFECT_API_URL, else their active profile's; null if neither."""
+    if url := os.environ.get("PREFECT_API_URL"):
+        return url
+    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    try:
+        profiles = tomllib.loads((home / "profiles.toml").read_text())
+    except (OSError, tomllib.TOMLDecodeError):
+        return None
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
+    url = profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
+    return str(url) if url else None
+
+
+@asynccontextmanager
+async def prefect_api() -> AsyncIterator[None]:
+    """Set this process up for flows: the user's Prefect server, else one of ours for as long as the block lasts.
+
+    To be entered before the first import of Prefect, which reads the environment then.
+
+    Raises:
+        ChildFailed: the server did not start; its log's tail is quoted.
+    """
+    assert "prefect" not in sys.modules, "Prefect was imported before its environment was set"
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if user_api_url() is not None:
+        yield
+        return
+    home, lock = _claim_home(state_home())
+    os.environ["PREFECT_HOME"] = str(home)
+    server = await start([sys.executable, "-m", "flows.server"], log=home / "server.log")
+    os.environ["PREFECT_API_URL"] = f"{server.url}/api"
+    try:
+        yield
+    finally:
+        server.stop()
+        os.close(lock)
+
+
+def _claim_home(state: Path) -> tuple[Path, int]:
+    """The first Prefect home that no other living run uses (two servers on one SQLite file lock each other out)."""
+    for number in range(1, 1000):
+        home = state / ("prefect" if number == 1 else f"prefect-{number}")
+        home.mkdir(parents=True, exist_ok=True)
+        lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        return home, lock
+    raise OSError(f"{state}: 999 runs are using it")
+
+
+def main() -> None:
+    """Serve Prefect's API on a free loopback port until the parent ends."""
+    die_with_parent()
+    os.environ.pop("PREFECT_API_URL", None)
+    os.environ |= {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started and sockets:
+                say_ready(port=sockets[0].getsockname()[1])
+
+    config = uvicorn.Config(
+        "prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=0, log_level="error", lifespan="on"
+    )
+    Server(config).run(sockets=[config.bind_socket()])
+
+
+if __name__ == "__main__":
+    main()
