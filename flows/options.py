@@ -17,12 +17,12 @@ NONE = "none"
 
 
 def flow_signature() -> inspect.Signature:
-    """The batch flow's parameters: flat, each with its description, bounds and default, as Prefect's form shows them."""
+    """The batch flow's parameters: flat, each with bounds and default, as Prefect's form shows them."""
     return inspect.Signature([_flow_parameter(name, field) for name, field in BatchConfig.model_fields.items()])
 
 
 def _flow_parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    kind = Annotated[(field.annotation, *field.metadata, Field(description=field.description))]  # type: ignore[valid-type]
+    kind = Annotated[(field.annotation, *field.metadata, Field(description=field.description))]  # type: ignore[name-defined]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kind)
 
 
