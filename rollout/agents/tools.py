@@ -22,7 +22,7 @@ def _spec(name: str, description: str, argument: str) -> dict[str, Any]:
 
 
 TOOLS: list[dict[str, Any]] = [
-    _spec("calculator", "Compute a + b, a - b or a * b.", "expression"),
+    _spec("calculator", "Integer arithmetic: a + b.", "expression"),
     _spec("lookup", "Read the table.", "key"),
 ]
 """Tool specifications as a prompt row carries them."""

@@ -39,7 +39,7 @@ GOODS: tuple[str, ...] = (
     "apple", "pear", "plum", "lemon", "melon", "carrot", "onion", "banana",
     "olive", "bean", "nut", "egg", "grape", "pepper", "cake", "bun",
 )  # fmt: skip
-COLOURS: tuple[str, ...] = ("red", "green", "blue", "white", "black", "pink")
+COLOURS: tuple[str, ...] = ("red", "green", "blue", "white", "black", "pink", "brown", "grey", "gold", "violet")
 
 CITY_TABLE = "Temperatures: {entries}."
 GOODS_TABLE = "Prices: {entries}."
