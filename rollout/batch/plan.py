@@ -1,0 +1,205 @@
+"""Planning: from prompt rows and options to a Plan, with every index, key and shard decided once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from datetime import UTC, date, datetime
+
+from rollout import __version__
+from rollout.batch.prompts import PromptRow
+from rollout.columns import blake2b_256
+from rollout.config import IDENTITY_OPTIONS, MAX_SHARDS, BatchConfig
+from rollout.errors import BadPrompts, Failure
+from rollout.lake.paths import check_batch_id
+from rollout.lake.planfile import Plan, ShardPlan
+from rollout.outcome import RolloutInput
+
+__all__ = [
+    "Plan",
+    "ShardPlan",
+    "config_hash",
+    "derived_batch_id",
+    "make_batch_id",
+    "make_plan",
+    "shard_inputs",
+    "shard_refusals",
+]
+
+_NAME_LIMIT = 60
+"""Characters of a deployment or of a batch id that a longer batch id keeps."""
+
+
+def make_plan(
+    config: BatchConfig,
+    *,
+    prompts_bytes: bytes,
+    rows: Sequence[PromptRow],
+    model_digest: str,
+    created_at: datetime,
+    flow_run_id: str,
+    deployment: str | None = None,
+    slot: datetime | None = None,
+    derived_from: str | None = None,
+) -> Plan:
+    """Plan a batch.
+
+    Args:
+        prompts_bytes: the bytes that `rows` were parsed from.
+        model_digest: digest of the model's weights, as text.
+        created_at: creation time of the flow run, with timezone; a retry of the run keeps it.
+        flow_run_id: a UUID, with or without hyphens.
+        deployment, slot: of a scheduled run; the slot in the schedule's own timezone.
+
+    Raises:
+        BadPrompts: two rows with one rollout_key, or a row's own rollout_id with several samples per prompt.
+        BadConfig: no valid batch id.
+    """
+    _check_keys(rows, config)
+    batch_id = config.batch_id or make_batch_id(deployment, slot, created_at, flow_run_id)
+    per_prompt = config.n_samples_per_prompt
+    good = [row for row in rows if row.refused is None]
+    return Plan(
+        batch_id=check_batch_id(batch_id),
+        config=config.model_dump(mode="json"),
+        config_hash=config_hash(config, prompts_bytes, model_digest),
+        prompts_digest=hashlib.blake2b(prompts_bytes, digest_size=32).hexdigest(),
+        model_digest=model_digest,
+        package_version=__version__,
+        created_at=created_at.astimezone(UTC),
+        run_date=_run_date(slot, created_at),
+        slot=slot.isoformat() if slot is not None else None,
+        derived_from=derived_from,
+        n_prompts=len(rows),
+        n_refused=len(rows) - len(good),
+        n_rollouts=len(rows) * per_prompt,
+        agents=tuple(sorted({row.agent or config.agent for row in good})),
+        shards=_cut_shards(len(rows), per_prompt, config.shard_size),
+    )
+
+
+def config_hash(config: BatchConfig, prompts_bytes: bytes, model_digest: str) -> str:
+    """64 hex digits over everything that decides a batch's rows: IDENTITY_OPTIONS, the prompt bytes, the
+    model's digest and the package version."""
+    options = {name: getattr(config, name) for name in IDENTITY_OPTIONS}
+    text = json.dumps(options, sort_keys=True, separators=(",", ":"))
+    return blake2b_256(text.encode(), prompts_bytes, model_digest.encode(), __version__.encode()).hex()
+
+
+def _run_date(slot: datetime | None, created_at: datetime) -> date:
+    """The slot's local day, else the day of creation in UTC."""
+    return slot.date() if slot is not None else created_at.astimezone(UTC).date()
+
+
+def make_batch_id(deployment: str | None, slot: datetime | None, created_at: datetime, flow_run_id: str) -> str:
+    """A batch's id where none was given.
+
+    A scheduled run: deployment and slot with its offset, so that an hour that comes twice gives two ids:
+    `nightly-20261025t0230p0200`. Any other: creation time in UTC and the last 8 hex digits of the flow run's
+    id (the first ones of a UUID of version 7 are a clock). A retry keeps both.
+
+    Raises:
+        ValueError: a naive time.
+    """
+    if created_at.tzinfo is None or (slot is not None and slot.tzinfo is None):
+        raise ValueError("a batch id needs times with a timezone")
+    if deployment is not None and slot is not None:
+        sign = slot.strftime("%z")
+        return f"{_slug(deployment)}-{slot:%Y%m%dt%H%M}{'m' if sign[0] == '-' else 'p'}{sign[1:5]}"
+    return f"{created_at.astimezone(UTC):%Y%m%dt%H%M%S}-{flow_run_id.replace('-', '').lower()[-8:]}"
+
+
+def _slug(name: str) -> str:
+    """`name` within the pattern of batch ids; a long one keeps its start and gets a digest."""
+    slug = re.sub(r"[^a-z0-9._-]", "-", name.lower()).lstrip("._-") or "batch"
+    if len(slug) <= _NAME_LIMIT:
+        return slug
+    return f"{slug[: _NAME_LIMIT - 9]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+def derived_batch_id(batch_id: str, kind: str, digest: str) -> str:
+    """Id of a batch made from another: `kind` is repick or rescore, `digest` hex of what was done to it."""
+    return check_batch_id(f"{batch_id[:_NAME_LIMIT]}.{kind}-{digest[:8]}")
+
+
+def _cut_shards(n_groups: int, per_group: int, shard_size: int) -> tuple[ShardPlan, ...]:
+    """Shards of whole groups, about `shard_size` rollouts each; larger where there would be too many."""
+    groups = max(1, shard_size // per_group, -(-n_groups // MAX_SHARDS))
+    return tuple(
+        ShardPlan(
+            shard=shard,
+            first_group=first,
+            n_groups=min(groups, n_groups - first),
+            first_index=first * per_group,
+            n_rollouts=min(groups, n_groups - first) * per_group,
+        )
+        for shard, first in enumerate(range(0, n_groups, groups))
+    )
+
+
+def _check_keys(rows: Sequence[PromptRow], config: BatchConfig) -> None:
+    """The batch's rollout_keys must be unique, whatever becomes of a rollout.
+
+    A rollout without an own id has its index as key: as singleton because its rollout_id is null or
+    (rollout_ids="index") the index, with several leaves because they take the index as id.
+    """
+    per_prompt = config.n_samples_per_prompt
+    own: dict[int, PromptRow] = {}
+    for row in rows:
+        if row.rollout_id is None:
+            continue
+        if per_prompt != 1:
+            raise BadPrompts(
+                f"{config.prompts}, line {row.line}: its own rollout_id {row.rollout_id} needs "
+                f"n_samples_per_prompt 1, not {per_prompt}"
+            )
+        if row.rollout_id in own:
+            first = own[row.rollout_id]
+            raise BadPrompts(
+                f"{config.prompts}, lines {first.line} and {row.line}: both have rollout_id {row.rollout_id}"
+            )
+        own[row.rollout_id] = row
+    for index, row in enumerate(rows):
+        if row.rollout_id is None and index in own:
+            other = own[index]
+            raise BadPrompts(
+                f"{config.prompts}, lines {other.line} and {row.line}: rollout_id {index} of line {other.line} is "
+                f"the index, and so the rollout_key, of line {row.line}, which has none of its own"
+            )
+
+
+def shard_inputs(plan: Plan, rows: Sequence[PromptRow], shard: int) -> list[RolloutInput]:
+    """The rollouts of a shard that can run, in the order of their index. What `shard_refusals` gives is not
+    among them and needs rows too."""
+    return [given for given, row in _shard_rollouts(plan, rows, shard) if row.refused is None]
+
+
+def shard_refusals(plan: Plan, rows: Sequence[PromptRow], shard: int) -> list[tuple[RolloutInput, Failure]]:
+    """The shard's rollouts of refused prompt rows (skip_bad_prompts), each with the failure of its row."""
+    found = _shard_rollouts(plan, rows, shard)
+    return [(given, Failure(type="bad_prompt", message=row.refused)) for given, row in found if row.refused is not None]
+
+
+def _shard_rollouts(plan: Plan, rows: Sequence[PromptRow], shard: int) -> list[tuple[RolloutInput, PromptRow]]:
+    if len(rows) != plan.n_prompts:
+        raise ValueError(f"{len(rows)} prompt rows for a plan of {plan.n_prompts}")
+    per_prompt = int(plan.config["n_samples_per_prompt"])
+    by_index = plan.config["rollout_ids"] == "index"
+    result = []
+    for index in plan.shards[shard].indexes:
+        row = rows[index // per_prompt]
+        given = RolloutInput(
+            index=index,
+            group_index=index // per_prompt,
+            rollout_id=index if by_index and row.rollout_id is None else row.rollout_id,
+            messages=deepcopy(row.messages),  # members of a group share nothing that an agent could change
+            tools=deepcopy(row.tools),
+            label=row.label,
+            metadata=deepcopy(row.metadata),
+            agent=row.agent or plan.config["agent"],
+        )
+        result.append((given, row))
+    return result
