@@ -1,0 +1,207 @@
+"""A Hugging Face Qwen3 checkpoint directory: read its config and check its weights, without torch.
+
+Everything that can be wrong with a directory is found here, from `config.json` and the safetensors
+headers alone, in milliseconds and before any process does work: one BadCheckpoint line says what.
+Served: Qwen3ForCausalLM, dense, default RoPE, no attention bias, no sliding window, not quantised.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rollout.errors import BadCheckpoint
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+INDEX_FILE = "model.safetensors.index.json"
+WEIGHTS_FILE = "model.safetensors"
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_HEADER_LIMIT = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Qwen3Config:
+    """Sizes of a dense Qwen3 model, in the units of its config.json."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_eps: float
+    rope_theta: float
+    context: int
+    tied: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A directory that can be loaded: its sizes, the file of every weight, the ids that end a turn."""
+
+    directory: Path
+    config: Qwen3Config
+    files: dict[str, Path]
+    stop_ids: frozenset[int]
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Check a checkpoint directory completely, short of reading the weights' values.
+
+    Raises:
+        BadCheckpoint: one line that names the file and what is wrong with it.
+    """
+    if not directory.is_dir():
+        raise BadCheckpoint(f"{directory}: no such directory; give a Hugging Face model directory")
+    raw = _read_json(directory / "config.json")
+    config = _read_config(directory / "config.json", raw)
+    files = _check_weights(directory, config)
+    if not (directory / "tokenizer.json").is_file():
+        raise BadCheckpoint(f"{directory / 'tokenizer.json'}: missing")
+    generation = directory / "generation_config.json"
+    stops = [raw, _read_json(generation)] if generation.is_file() else [raw]
+    return Checkpoint(
+        directory=directory,
+        config=config,
+        files=files,
+        stop_ids=frozenset(token for part in stops for token in _as_ids(part.get("eos_token_id"))),
+    )
+
+
+def expected_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight that the model needs."""
+    c = config
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (c.vocabulary, c.hidden),
+        "model.norm.weight": (c.hidden,),
+    }
+    if not c.tied:
+        shapes["lm_head.weight"] = (c.vocabulary, c.hidden)
+    for n in range(c.layers):
+        shapes |= {
+            f"model.layers.{n}.input_layernorm.weight": (c.hidden,),
+            f"model.layers.{n}.post_attention_layernorm.weight": (c.hidden,),
+            f"model.layers.{n}.self_attn.q_proj.weight": (c.heads * c.head_dim, c.hidden),
+            f"model.layers.{n}.self_attn.k_proj.weight": (c.kv_heads * c.head_dim, c.hidden),
+            f"model.layers.{n}.self_attn.v_proj.weight": (c.kv_heads * c.head_dim, c.hidden),
+            f"model.layers.{n}.self_attn.o_proj.weight": (c.hidden, c.heads * c.head_dim),
+            f"model.layers.{n}.self_attn.q_norm.weight": (c.head_dim,),
+            f"model.layers.{n}.self_attn.k_norm.weight": (c.head_dim,),
+            f"model.layers.{n}.mlp.gate_proj.weight": (c.intermediate, c.hidden),
+            f"model.layers.{n}.mlp.up_proj.weight": (c.intermediate, c.hidden),
+            f"model.layers.{n}.mlp.down_proj.weight": (c.hidden, c.intermediate),
+        }
+    return shapes
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise BadCheckpoint(f"{path}: missing") from None
+    except (OSError, ValueError) as error:
+        raise BadCheckpoint(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{path}: not a JSON object")
+    return value
+
+
+def _as_ids(value: Any) -> list[int]:
+    return [token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)]
+
+
+def _read_config(path: Path, raw: dict[str, Any]) -> Qwen3Config:
+    architectures = raw.get("architectures") or []
+    if ARCHITECTURE not in architectures:
+        found = ", ".join(map(str, architectures)) or "none named"
+        raise BadCheckpoint(f"{path}: architecture {found}; the embedded engine serves {ARCHITECTURE} only")
+    rope = raw.get("rope_parameters") or {}
+    scaling = {**(raw.get("rope_scaling") or {}), **rope}
+    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    refused = {
+        f"rope type {rope_type}": rope_type != "default",
+        "attention_bias": bool(raw.get("attention_bias")),
+        "a sliding window": bool(raw.get("use_sliding_window")),
+        "quantised weights": raw.get("quantization_config") is not None,
+        f"hidden_act {raw.get('hidden_act')}": raw.get("hidden_act", "silu") != "silu",
+    }
+    for what, present in refused.items():
+        if present:
+            raise BadCheckpoint(f"{path}: {what} is not served by the embedded engine")
+    try:
+        config = Qwen3Config(
+            vocabulary=int(raw["vocab_size"]),
+            hidden=int(raw["hidden_size"]),
+            layers=int(raw["num_hidden_layers"]),
+            heads=int(raw["num_attention_heads"]),
+            kv_heads=int(raw.get("num_key_value_heads") or raw["num_attention_heads"]),
+            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]),
+            intermediate=int(raw["intermediate_size"]),
+            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10_000.0))),
+            context=int(raw.get("max_position_embeddings", 32_768)),
+            tied=bool(raw.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadCheckpoint(f"{path}: missing or wrong field ({type(error).__name__}: {error})") from error
+    sizes = (config.vocabulary, config.hidden, config.layers, config.heads, config.kv_heads, config.head_dim)
+    if min(*sizes, config.intermediate, config.context) < 1 or config.heads % config.kv_heads or config.head_dim % 2:
+        raise BadCheckpoint(f"{path}: sizes do not fit each other: {config}")
+    return config
+
+
+def _check_weights(directory: Path, config: Qwen3Config) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _weight_files(directory):
+        for name, shape in _read_header(path).items():
+            files[name], shapes[name] = path, shape
+    for name, shape in expected_shapes(config).items():
+        if name not in shapes:
+            raise BadCheckpoint(f"{directory}: weight {name} is missing")
+        if shapes[name] != shape:
+            raise BadCheckpoint(f"{files[name]}: {name} has shape {shapes[name]}, config.json asks for {shape}")
+    spare = sorted(set(shapes) - set(expected_shapes(config)) - {"lm_head.weight"})
+    if spare:
+        raise BadCheckpoint(f"{files[spare[0]]}: unknown weight {spare[0]} ({len(spare)} in all)")
+    return files
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / INDEX_FILE
+    if index.is_file():
+        mapping = _read_json(index).get("weight_map")
+        if not isinstance(mapping, dict) or not mapping:
+            raise BadCheckpoint(f"{index}: no weight_map")
+        return [directory / str(name) for name in sorted(set(mapping.values()))]
+    return [directory / WEIGHTS_FILE]
+
+
+def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by name from a safetensors header, checked against the file's size (the format's own layout)."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= _HEADER_LIMIT:
+                raise ValueError(f"header of {length} bytes")
+            header = json.loads(file.read(length))
+        room = path.stat().st_size - 8 - length
+        header.pop("__metadata__", None)
+        return {name: _check_entry(name, entry, room) for name, entry in header.items()}
+    except FileNotFoundError:
+        raise BadCheckpoint(f"{path}: missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadCheckpoint(f"{path}: not a whole safetensors file ({error})") from error
+
+
+def _check_entry(name: str, entry: dict[str, Any], room: int) -> tuple[int, ...]:
+    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
+    if entry["dtype"] not in _ITEM_BYTES:
+        raise ValueError(f"{name} is {entry['dtype']}, served are {', '.join(_ITEM_BYTES)}")
+    if end > room or end - begin != prod(shape) * _ITEM_BYTES[entry["dtype"]]:
+        raise ValueError(f"{name} does not fit the file")
+    return shape

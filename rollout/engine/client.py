@@ -1,0 +1,104 @@
+"""Client of an engine that answers SGLang's `/generate`: the embedded one, a server, or a router."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import orjson
+
+from rollout.errors import EngineError, EngineRefused
+
+ROUTING_HEADER = "X-SMG-Routing-Key"
+"""SGLang's router sends requests with one key to one worker: a session's prefix stays cached there."""
+
+_KEEPALIVE_S = 4.0
+"""Idle connections are dropped before the servers do it (uvicorn: 5 s), which would fail a request."""
+_ADMIN_TIMEOUT_S = 10.0
+
+
+class EngineClient:
+    """One engine, any number of requests at once over reused connections. Close it in its own loop."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = 600.0) -> None:
+        """`timeout_s`: deadline of one generation, from sending to the last byte of its answer."""
+        self.base_url = base_url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._http: aiohttp.ClientSession | None = None
+
+    async def generate(self, request: dict[str, Any], *, rid: str, session_id: str | None) -> dict[str, Any]:
+        """POST `request` with this `rid` to /generate; the engine's answer as it is, doubles bit for bit.
+
+        Raises:
+            EngineRefused: a 4xx, with its status and body.
+            EngineError: unreachable, connection lost, deadline passed (the generation is aborted),
+                another status, or an answer that is no JSON object.
+        """
+        headers = {"Content-Type": "application/json"}
+        if session_id is not None:
+            headers[ROUTING_HEADER] = session_id
+        body = orjson.dumps({**request, "rid": rid})
+        try:
+            return await self._exchange("POST", "/generate", self._timeout_s, data=body, headers=headers)
+        except _DeadlinePassed:
+            with suppress(EngineError):
+                await self.abort(rid)
+            raise
+
+    async def abort(self, rid: str) -> None:
+        """Ask the engine to end a request; fine if it has ended already.
+
+        Raises:
+            EngineError: the engine cannot be reached or refuses.
+        """
+        body, headers = orjson.dumps({"rid": rid}), {"Content-Type": "application/json"}
+        await self._read("POST", "/abort_request", _ADMIN_TIMEOUT_S, data=body, headers=headers)
+
+    async def model_info(self) -> dict[str, Any]:
+        """The engine's /model_info.
+
+        Raises:
+            EngineError: as for `generate`.
+        """
+        return await self._exchange("GET", "/model_info", _ADMIN_TIMEOUT_S)
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def _exchange(self, method: str, path: str, timeout_s: float, **kwargs: Any) -> dict[str, Any]:
+        body = await self._read(method, path, timeout_s, **kwargs)
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise EngineError(f"{self.base_url}{path} answered no JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise EngineError(f"{self.base_url}{path} answered {type(value).__name__}, not an object")
+        return value
+
+    async def _read(self, method: str, path: str, timeout_s: float, **kwargs: Any) -> bytes:
+        url, timeout = self.base_url + path, aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session().request(method, url, timeout=timeout, **kwargs) as response:
+                body = await response.read()
+        except TimeoutError as error:
+            raise _DeadlinePassed(f"{url} gave no answer within {timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineError(f"{url} failed: {type(error).__name__}: {error}") from error
+        if 400 <= response.status < 500:
+            raise EngineRefused(response.status, body)
+        if response.status != 200:
+            raise EngineError(f"{url} answered {response.status}: {body[:300].decode(errors='replace')}")
+        return body
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+            self._http = aiohttp.ClientSession(connector=connector)
+        return self._http
+
+
+class _DeadlinePassed(EngineError):
+    """The engine did not answer in time."""
