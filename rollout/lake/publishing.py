@@ -88,7 +88,7 @@ def publish_batch(
     version = published_version(paths, plan.batch_id)
     if version is not None:
         return Published(batch_id=plan.batch_id, version=version, already=True)
-    _refuse_closed(paths, plan.batch_id)
+    refuse_closed(paths, plan.batch_id)
     shards = require_all(plan, manifests)
     verdicts, row = conform(parity, "parity"), _batch_table(plan, batch_row, "published")
     create_tables(paths)
@@ -97,12 +97,17 @@ def publish_batch(
         _commit_files(paths, plan, "trajectories", files["trajectories"], {})
         _commit_rows(paths, plan, "parity", verdicts)
         _commit_rows(paths, plan, "batches", row)
-        _refuse_closed(paths, plan.batch_id)
+        refuse_closed(paths, plan.batch_id)
         commit = _commit_files(paths, plan, "samples", files["samples"], metadata or {})
     return Published(batch_id=plan.batch_id, version=commit.version, already=commit.already)
 
 
-def _refuse_closed(paths: LakePaths, batch_id: str) -> None:
+def refuse_closed(paths: LakePaths, batch_id: str) -> None:
+    """Stop where a batch is held back.
+
+    Raises:
+        BatchClosed: it is quarantined or discarded; the message names the commands that decide about it.
+    """
     status = batch_status(paths, batch_id)
     if status in CLOSED:
         raise BatchClosed(
