@@ -37,12 +37,13 @@ class Generation:
     engine_seconds: float = 0.0
 
 
-def read_generation(reply: Mapping[str, Any], *, vocabulary: int) -> Generation:
+def read_generation(reply: Mapping[str, Any], *, vocabulary: int, n_prompt: int | None = None) -> Generation:
     """The generation in an engine's reply.
 
     Args:
         reply: the parsed body of a 200 answer to `/generate`.
         vocabulary: ids are valid in [0, vocabulary).
+        n_prompt: ids that were sent; an engine that counts others did not see our prompt.
 
     Raises:
         EngineError: counts that disagree, a missing or non-finite log-prob, an id outside the
@@ -51,6 +52,9 @@ def read_generation(reply: Mapping[str, Any], *, vocabulary: int) -> Generation:
     meta = reply.get("meta_info")
     if not isinstance(meta, dict):
         raise EngineError("the engine's reply has no meta_info")
+    counted = meta.get("prompt_tokens")
+    if n_prompt is not None and counted is not None and counted != n_prompt:
+        raise EngineError(f"meta_info.prompt_tokens is {counted!r}, {n_prompt} ids were sent")
     ids_O, log_probs_O = _sampled(meta, vocabulary)
     finish, matched = _finish(meta)
     version = meta.get("weight_version")

@@ -54,6 +54,11 @@ class Node:
         return self.generation.finish == "length"
 
     @property
+    def n_prompt(self) -> int:
+        """Ids of this generation's prompt."""
+        return self.n_tokens - len(self.generation.output_ids_O)
+
+    @property
     def delta(self) -> list[Message]:
         """Messages that this node added to the history: the client's, then our reply."""
         return [*self.appended, self.reply]

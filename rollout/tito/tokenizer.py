@@ -7,8 +7,9 @@ in Rust. transformers would give the same ids and take seconds to import.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,18 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from rollout.errors import BadCheckpoint
 
+PLAIN_MARK = "\ufdd0"
+"""A Unicode noncharacter: behind the first character of a control string it makes that string plain text."""
+
+_SHORT = 32
+
 
 class Tokenizer:
-    """Text to ids and back, with the special tokens of one checkpoint directory."""
+    """Text to ids and back, with the special tokens of one checkpoint directory.
+
+    `control_ids` maps every added token's text to its id; `special` holds those that the checkpoint
+    flags as special. `size` is one more than the greatest id.
+    """
 
     unk_token_id: int | None = None
     eos_token_id: int | None = None
@@ -31,10 +41,16 @@ class Tokenizer:
         """
         path = directory / "tokenizer.json"
         try:
-            self._rust = RustTokenizer.from_file(str(path))
+            self._text = path.read_text(encoding="utf-8")
+            self._rust = RustTokenizer.from_str(self._text)
+            added = json.loads(self._text).get("added_tokens") or []
         except Exception as error:
             raise BadCheckpoint(f"{path}: not a readable tokenizer.json ({error}); give a model directory") from error
         self.name_or_path = str(directory)
+        self.control_ids = {str(token["content"]): int(token["id"]) for token in added}
+        self.special = frozenset(str(token["content"]) for token in added if token.get("special"))
+        self.size = 1 + max([self._rust.get_vocab_size(with_added_tokens=True) - 1, *self.control_ids.values()])
+        self._short: dict[str, list[int]] = {}
         config = directory / "tokenizer_config.json"
         if config.exists():
             eos = json.loads(config.read_text()).get("eos_token")
@@ -42,7 +58,29 @@ class Tokenizer:
             self.eos_token_id = self._rust.token_to_id(eos) if eos else None
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
+        """Ids of `text`; control strings become control ids unless PLAIN_MARK stands behind their first character."""
+        if len(text) <= _SHORT:
+            known = self._short.get(text)
+            if known is None:
+                known = self._encode(text)
+                if len(self._short) < 4096:  # the template's own pieces come first and stay
+                    self._short[text] = known
+            return list(known)
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        if PLAIN_MARK in text:
+            return self.plain.encode(text)
         return list(self._rust.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def plain(self) -> PlainText:
+        """The same vocabulary with marked control strings as plain text.
+
+        Raises:
+            BadCheckpoint: an added token takes white space along, or is spelled by ordinary merges.
+        """
+        return PlainText(self._text, self.control_ids, self.name_or_path)
 
     def decode(self, token_ids: Sequence[int], *args: Any, **kwargs: Any) -> str:
         """Text of `token_ids`, special tokens kept unless `skip_special_tokens` says otherwise."""
@@ -57,6 +95,34 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return int(self._rust.get_vocab_size(with_added_tokens=True))
+
+
+class PlainText:
+    """Encodes text in which marked control strings are plain and all others are control ids."""
+
+    def __init__(self, tokenizer_json: str, control_ids: dict[str, int], name: str) -> None:
+        data = json.loads(tokenizer_json)
+        trims = any(t.get("lstrip") or t.get("rstrip") or t.get("single_word") for t in data["added_tokens"])
+        data["added_tokens"], data["post_processor"] = [], None
+        self._rust = RustTokenizer.from_str(json.dumps(data))
+        spelled = {number for text in control_ids for number in self._rust.encode(text, add_special_tokens=False).ids}
+        if trims or spelled & set(control_ids.values()):
+            raise BadCheckpoint(f"{name}: its control strings cannot be read as plain text")
+        self._control_ids = control_ids
+        by_length = sorted(control_ids, key=len, reverse=True)
+        self._unmarked = re.compile("(" + "|".join(f"{re.escape(t)}(?!{PLAIN_MARK})" for t in by_length) + ")")
+        self._marked = re.compile("|".join(re.escape(t[0] + PLAIN_MARK + t[1:]) for t in by_length))
+
+    def encode(self, text: str) -> list[int]:
+        """Split at the unmarked control strings as the Rust tokenizer does; the rest knows no control strings."""
+        ids: list[int] = []
+        for place, piece in enumerate(self._unmarked.split(text)):
+            if place % 2:
+                ids.append(self._control_ids[piece])
+            elif piece:
+                plain = self._marked.sub(lambda found: found[0].replace(PLAIN_MARK, "", 1), piece)
+                ids.extend(self._rust.encode(plain, add_special_tokens=False).ids)
+        return ids
 
 
 @lru_cache(maxsize=8)

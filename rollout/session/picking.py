@@ -1,0 +1,80 @@
+"""Which leaves of a v2 session become samples. Pure selection: a picker returns some of what it got.
+
+Order matters: the first sample is the main one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rollout.errors import SessionRefused, UnknownPart
+from rollout.sample import Sample
+from rollout.session.node import Node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafSample:
+    """A leaf with its root path and the sample that was made of it."""
+
+    path: list[Node]
+    sample: Sample
+
+    @property
+    def leaf(self) -> Node:
+        return self.path[-1]
+
+
+Picker = Callable[[Sequence[LeafSample]], list[LeafSample]]
+
+
+def drop_retries(leaves: Sequence[LeafSample]) -> list[LeafSample]:
+    """All leaves but abandoned attempts: those whose parent has a later child. The deepest path comes first.
+
+    Roots are never dropped, nor is a branch that went on beyond one generation.
+    """
+    return _main_first(leaf for leaf in leaves if not _was_retried(leaf.leaf))
+
+
+def keep_all(leaves: Sequence[LeafSample]) -> list[LeafSample]:
+    """Every leaf, the deepest path first."""
+    return _main_first(leaves)
+
+
+PICKERS: dict[str, Picker] = {"drop_retries": drop_retries, "keep_all": keep_all}
+
+
+def find_picker(name: str) -> Picker:
+    """The picker of this exact name.
+
+    Raises:
+        UnknownPart: there is none.
+    """
+    picker = PICKERS.get(name)
+    if picker is None:
+        raise UnknownPart(f"picker {name!r} is unknown: one of {', '.join(PICKERS)}")
+    return picker
+
+
+def pick(name: str, leaves: Sequence[LeafSample]) -> list[LeafSample]:
+    """The chosen leaves.
+
+    Raises:
+        SessionRefused: 422, the picker returned something that it was not given, or one leaf twice.
+    """
+    chosen = find_picker(name)(leaves)
+    given = {id(leaf) for leaf in leaves}
+    taken = [id(leaf) for leaf in chosen]
+    if len(set(taken)) != len(taken) or not given.issuperset(taken):
+        raise SessionRefused(
+            422, "pick hook must return a subset of its input samples without duplicates (pure selection)"
+        )
+    return chosen
+
+
+def _was_retried(leaf: Node) -> bool:
+    return leaf.parent is not None and leaf.parent.children[-1].seq > leaf.seq
+
+
+def _main_first(leaves: Iterable[LeafSample]) -> list[LeafSample]:
+    return sorted(leaves, key=lambda leaf: (len(leaf.path), leaf.leaf.seq), reverse=True)

@@ -1,0 +1,341 @@
+"""One conversation: requests come in, generations are committed, samples and the tape come out.
+
+Pure: no IO, no clock, no randomness. The server drives it with an engine, a replay with a tape. All
+methods are synchronous, so under asyncio each is one step; generations run between `begin` and `commit`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from rollout.engine.generation import Generation
+from rollout.errors import SessionRefused
+from rollout.sample import Sample
+from rollout.session import linear, tree
+from rollout.session.assembly import assemble
+from rollout.session.finishing import find_finisher
+from rollout.session.matching import find_matcher
+from rollout.session.node import Message, Node, history_of, ids_bytes, path_to, start_digest
+from rollout.session.picking import LeafSample, find_picker, pick
+from rollout.session.prompting import Prompt, make_prompt
+from rollout.session.recording import record_tape
+from rollout.session.reply import assistant_message, completion
+from rollout.session.request import ChatRequest, read_request
+from rollout.session.sampling import read_sampling
+from rollout.session.settings import SessionSettings
+from rollout.session.tape import Tape
+from rollout.session.turn import Turn
+from rollout.session.views import metadata_view
+from rollout.tito.control import CONTROL_TEXT_SETTINGS
+from rollout.tito.renderer import Tito
+
+SERVER_KEYS = ("accumulated_token_ids", "tito_session_mismatch", "leaf", "lifecycle")
+"""Keys of a sample's metadata that an agent can neither override nor plant."""
+
+CONTEXT_CODE = "context_length_exceeded"
+
+
+@dataclass(kw_only=True, slots=True)
+class SamplesReply:
+    """What a session gives for training. `empty_reason` says why there is none: no_records, all_truncated."""
+
+    samples: list[Sample]
+    empty_reason: str | None = None
+    session_metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def open_session(
+    settings: SessionSettings, tito: Tito, session_id: str, *, context_length: int | None = None
+) -> Session:
+    """A new session.
+
+    Args:
+        context_length: the model's context in tokens, where it is known: caps what a turn may sample.
+
+    Raises:
+        UnknownPart: a matcher, picker or finisher that there is not.
+        SessionRefused: 400, a setting out of bounds; the message names it.
+    """
+    find_picker(settings.picker)
+    find_finisher(settings.finisher)
+    if settings.version not in ("v1", "v2"):
+        raise SessionRefused(400, f"version: {settings.version!r} is not v1 or v2")
+    if settings.control_text not in CONTROL_TEXT_SETTINGS:
+        raise SessionRefused(400, f"control_text: want one of {', '.join(CONTROL_TEXT_SETTINGS)}")
+    return Session(settings, tito, session_id, context_length)
+
+
+class Session:
+    """A conversation under one version's rules. `nodes` are its generations in commit order."""
+
+    def __init__(self, settings: SessionSettings, tito: Tito, session_id: str, context_length: int | None) -> None:
+        """Use `open_session`, which checks the settings."""
+        self.settings = settings
+        self.session_id = session_id
+        self.nodes: list[Node] = []
+        self.line: list[Node] = []
+        self.roots: list[Node] = []
+        self._tito = tito
+        self._matcher = find_matcher(settings.matcher)
+        self._pins = read_sampling(settings.sampling, vocabulary=tito.vocabulary, where="sampling.")
+        self._seed = _seed_bytes(settings.seed)
+        limits = [limit for limit in (settings.max_seq_len, context_length) if limit is not None]
+        self._max_tokens = min(limits) if limits else None
+        self._prompts: Counter[bytes] = Counter()
+        self._running: set[Turn] = set()
+
+    @property
+    def running(self) -> int:
+        """Generations that were begun and neither committed nor released."""
+        return len(self._running)
+
+    def begin(self, body: Any, *, requested_at: datetime, seen: int | None = None) -> Turn:
+        """Check a chat body, find what it extends, and make its prompt. The conversation does not change.
+
+        Every turn that is begun is later committed or released.
+
+        Args:
+            body: the parsed OpenAI chat body.
+            seen: a replay of concurrent requests: only the first `seen` generations were there.
+
+        Raises:
+            SessionRefused: with HTTP status and text; nothing has changed then.
+        """
+        request = read_request(
+            body,
+            vocabulary=self._tito.vocabulary,
+            thinking=self.settings.enable_thinking,
+            template_fields=self._tito.template_fields,
+        )
+        seen = len(self.nodes) if seen is None else seen
+        self._check_turns()
+        parent = self._locate(request, seen)
+        prompt = make_prompt(request, parent, self._tito, self.settings)
+        turn = self._turn(request, prompt, requested_at, seen)
+        self._running.add(turn)
+        return turn
+
+    def commit(self, turn: Turn, generation: Generation, *, committed_at: datetime, rid: str = "") -> dict[str, Any]:
+        """Make a turn's generation part of the conversation and give the client's chat.completion.
+
+        In v1 a turn that another one overtook is answered and not recorded (`turn.recorded`).
+        """
+        prompt_digest = turn.digest.digest()
+        open_ids = turn.appended_ids_P[len(turn.appended_ids_P) - turn.open_length :].tolist()
+        parsed = self._tito.parse(
+            open_ids,
+            generation.output_ids_O.tolist(),
+            tools=turn.request.tools,
+            stopped=generation.finish == "stop",
+            matched=generation.matched,
+            thinking=turn.request.thinking,
+            template=turn.request.template,
+        )
+        turn.unreadable_calls = parsed.unreadable_calls
+        message = assistant_message(parsed, generation, prompt_digest)
+        model = turn.request.model
+        reply = completion(message, generation, n_prompt=turn.n_prompt, model=model, rid=rid, committed_at=committed_at)
+        self._running.discard(turn)
+        turn.recorded = self.settings.version == "v2" or turn.seen == len(self.nodes)
+        if turn.recorded:
+            self._attach(self._node(turn, generation, message, committed_at, rid))
+            self._prompts[prompt_digest] += 1
+        return reply
+
+    def release(self, turn: Turn) -> None:
+        """Forget a turn whose generation failed or was cancelled."""
+        self._running.discard(turn)
+
+    def samples(self, *, max_seq_len: int | None = None, metadata: dict[str, Any] | None = None) -> SamplesReply:
+        """The session's samples: one in v1, one per picked leaf in v2, the main one first.
+
+        Args:
+            max_seq_len: cut each at so many ids.
+            metadata: an agent's, laid over each sample's in v2; its `reward` becomes their reward.
+
+        Raises:
+            SessionRefused: 422, a picker or finisher failed.
+        """
+        agent = metadata if self.settings.version == "v2" else None
+        view = metadata_view(self.active_path(), self._tree(), agent)
+        if not self.nodes:
+            return SamplesReply(samples=[], empty_reason="no_records", session_metadata=view)
+        samples = self._linear(max_seq_len) if self.settings.version == "v1" else self._leaves(max_seq_len)
+        for sample in samples:
+            _overlay(sample, agent or {})
+        return SamplesReply(samples=samples, empty_reason=None if samples else "all_truncated", session_metadata=view)
+
+    def tape(self, *, refused: dict[str, int] | None = None) -> Tape:
+        """Every committed exchange in commit order; `refused` counts what was not, by HTTP status."""
+        return record_tape(self.session_id, self.settings, self.nodes, refused or {})
+
+    def active_path(self) -> list[Node]:
+        """The path that GET shows: v1's line; in v2 that of the generation committed last."""
+        if self.settings.version == "v1":
+            return list(self.line)
+        return path_to(self.nodes[-1] if self.nodes else None)
+
+    def metadata(self) -> dict[str, Any]:
+        """Session metadata, the same in GET and beside samples."""
+        return metadata_view(self.active_path(), self._tree(), None)
+
+    def _tree(self) -> list[Node] | None:
+        return self.nodes if self.settings.version == "v2" else None
+
+    def _check_turns(self) -> None:
+        begun, limit = len(self.nodes) + len(self._running), self.settings.max_turns
+        if limit is not None and begun >= limit:
+            raise SessionRefused(429, f"the session has had its max_turns={limit} turns", code="max_turns")
+        if self.settings.version == "v2" and begun >= tree.MAX_NODES:
+            raise SessionRefused(409, f"the session has its {tree.MAX_NODES} generations; open a new one")
+
+    def _locate(self, request: ChatRequest, seen: int) -> Node | None:
+        if self.settings.version == "v1":
+            return linear.locate(self.line, request.messages, self._matcher)
+        return tree.locate(self.roots, request.messages, self._matcher, seen=seen)
+
+    def _turn(self, request: ChatRequest, prompt: Prompt, requested_at: datetime, seen: int) -> Turn:
+        parent = prompt.parent
+        appended_ids = np.array(prompt.rendered.ids, np.int32)
+        digest = parent.digest.copy() if parent else start_digest()
+        digest.update(ids_bytes(appended_ids))
+        sampling = {**request.sampling, **self._pins}
+        n_prompt = (parent.n_tokens if parent else 0) + len(appended_ids)
+        return Turn(
+            request=request,
+            parent=parent,
+            appended=prompt.appended,
+            respelled=_respelled(parent, request.messages),
+            appended_ids_P=appended_ids,
+            open_length=prompt.rendered.open_length,
+            control_text=prompt.control_text,
+            digest=digest,
+            sampling=sampling,
+            max_new_tokens=self._room(n_prompt, sampling.get("max_new_tokens")),
+            sampling_seed=self._turn_seed(digest.digest(), request.seed),
+            stop_token_ids=self._tito.stop_token_ids,
+            lora=self.settings.lora,
+            seen=seen,
+            requested_at=requested_at,
+            refusal=prompt.rendered.refusal,
+            unknown_results=prompt.unknown_results,
+        )
+
+    def _room(self, n_prompt: int, wanted: int | None) -> int | None:
+        if self._max_tokens is None:
+            return wanted
+        room = self._max_tokens - n_prompt
+        if room <= 0:
+            raise SessionRefused(
+                400, f"the prompt has {n_prompt} tokens, {self._max_tokens} is the limit", code=CONTEXT_CODE
+            )
+        return room if wanted is None else min(wanted, room)
+
+    def _turn_seed(self, prompt_digest: bytes, client_seed: int | None) -> int | None:
+        """First 31 bits of blake2(session seed, prompt digest, generations of that prompt so far)."""
+        if self._seed is None:
+            return client_seed
+        beside = sum(turn.digest.digest() == prompt_digest for turn in self._running)
+        digest = blake2b(self._seed, digest_size=16)
+        digest.update(prompt_digest)
+        digest.update((self._prompts[prompt_digest] + beside).to_bytes(4, "little"))
+        return int.from_bytes(digest.digest()[:4], "big") >> 1
+
+    def _node(self, turn: Turn, generation: Generation, message: Message, committed_at: datetime, rid: str) -> Node:
+        parent = turn.parent
+        digest = turn.digest.copy()
+        digest.update(ids_bytes(generation.output_ids_O))
+        before = self.nodes[-1] if self.nodes else None
+        settings: dict[str, Any] = {"body": turn.request.body, "sampling": turn.sampling}
+        if turn.seen != len(self.nodes):
+            settings["seen"] = turn.seen
+        tools = turn.request.given_tools
+        return Node(
+            seq=len(self.nodes),
+            parent=parent,
+            appended=turn.appended,
+            respelled=turn.respelled,
+            reply=message,
+            tools=before.tools if before and before.tools == tools else tools,
+            settings=before.settings if before and before.settings == settings else settings,
+            appended_ids_P=turn.appended_ids_P,
+            open_length=turn.open_length,
+            generation=generation,
+            control_text=turn.control_text,
+            sampling_seed=turn.sampling_seed,
+            rid=rid,
+            requested_at=turn.requested_at,
+            committed_at=committed_at,
+            n_messages=(parent.n_messages if parent else 0) + len(turn.appended) + 1,
+            n_tokens=turn.n_prompt + len(generation.output_ids_O),
+            digest=digest,
+        )
+
+    def _attach(self, node: Node) -> None:
+        self.nodes.append(node)
+        siblings = node.parent.children if node.parent else self.roots
+        siblings.append(node)
+        if self.settings.version == "v1":
+            keep = self.line.index(node.parent) + 1 if node.parent else 0
+            for dropped in self.line[keep:]:
+                dropped.rolled_back = True
+            self.line[keep:] = [node]
+
+    def _linear(self, max_seq_len: int | None) -> list[Sample]:
+        sample = assemble(self.line, self._tito, self.settings, max_seq_len)
+        return [] if sample is None else [sample]
+
+    def _leaves(self, max_seq_len: int | None) -> list[Sample]:
+        made = []
+        for leaf in tree.leaves(self.nodes):
+            path = path_to(leaf)
+            sample = assemble(path, self._tito, self.settings, max_seq_len)
+            if sample is not None:
+                _describe_leaf(sample, path, self.settings)
+                made.append(LeafSample(path, sample))
+        picker, finisher = self.settings.picker, self.settings.finisher
+        try:
+            chosen = pick(picker, made)
+            find_finisher(finisher)(chosen)
+        except SessionRefused:
+            raise
+        except Exception as error:
+            text = f"session sample hook failed (picker={picker}, postprocessor={finisher}): {error}"
+            raise SessionRefused(422, text) from error
+        return [leaf.sample for leaf in chosen]
+
+
+def _describe_leaf(sample: Sample, path: list[Node], settings: SessionSettings) -> None:
+    leaf = path[-1]
+    sample.leaf_path = [node.seq for node in path]
+    sample.picker, sample.finisher = settings.picker, settings.finisher
+    sample.metadata["leaf"] = {
+        "node_id": leaf.seq,
+        "parent": leaf.parent.seq if leaf.parent else None,
+        "path_node_ids": sample.leaf_path,
+        "response_id": leaf.rid,
+    }
+
+
+def _overlay(sample: Sample, agent: dict[str, Any]) -> None:
+    sample.metadata |= {key: value for key, value in agent.items() if key not in SERVER_KEYS}
+    if agent.get("reward") is not None:
+        sample.reward = float(agent["reward"])
+
+
+def _respelled(parent: Node | None, messages: list[Message]) -> dict[int, Message]:
+    stored = history_of(path_to(parent))
+    return {i: theirs for i, (ours, theirs) in enumerate(zip(stored, messages, strict=False)) if ours != theirs}
+
+
+def _seed_bytes(seed: str | None) -> bytes | None:
+    try:
+        return None if seed is None else bytes.fromhex(seed)
+    except (ValueError, TypeError):
+        raise SessionRefused(400, "seed: want hex digits") from None

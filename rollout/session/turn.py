@@ -1,0 +1,79 @@
+"""A request on its way: what `begin` found out, and all that `commit` needs. Not part of a session's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout.session.node import Message, Node, path_to, tokens_of
+from rollout.session.request import ChatRequest
+
+
+@dataclass(kw_only=True, eq=False)
+class Turn:
+    """One running generation.
+
+    `parent` is the node that it extends, None for a root. `recorded` is None until the commit, which
+    says whether the turn became part of the session (a v1 answer that lost a race does not).
+    `refusal` says why the renderer's bridge could not be used, None where it was; `unknown_results`
+    counts runs of tool results with an id that no call has.
+    """
+
+    request: ChatRequest
+    parent: Node | None
+    appended: list[Message]
+    respelled: dict[int, Message]
+    appended_ids_P: NDArray[np.int32]
+    open_length: int
+    control_text: int
+    digest: blake2b
+    sampling: dict[str, Any]
+    max_new_tokens: int | None
+    sampling_seed: int | None
+    stop_token_ids: list[int]
+    lora: str | None
+    seen: int
+    requested_at: datetime
+    refusal: str | None = None
+    unknown_results: int = 0
+    unreadable_calls: int = 0
+    recorded: bool | None = field(default=None)
+
+    @cached_property
+    def prompt_ids_T(self) -> NDArray[np.int32]:
+        """All ids of the prompt (int32)."""
+        return np.concatenate([tokens_of(path_to(self.parent)), self.appended_ids_P])
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """All ids of the prompt as a list."""
+        ids: list[int] = self.prompt_ids_T.tolist()
+        return ids
+
+    @property
+    def n_prompt(self) -> int:
+        return (self.parent.n_tokens if self.parent else 0) + len(self.appended_ids_P)
+
+    @property
+    def engine_request(self) -> dict[str, Any]:
+        """The body of POST /generate, without rid. No prompt log-probs: they would defeat the prefix cache."""
+        parameters = {**self.sampling, "stop_token_ids": self._stop_ids()}
+        if self.max_new_tokens is not None:
+            parameters["max_new_tokens"] = self.max_new_tokens
+            if "min_new_tokens" in parameters:
+                parameters["min_new_tokens"] = min(parameters["min_new_tokens"], self.max_new_tokens)
+        if self.sampling_seed is not None:
+            parameters["sampling_seed"] = self.sampling_seed
+        request = {"input_ids": self.prompt_ids, "sampling_params": parameters, "return_logprob": True}
+        return {**request, "lora_path": self.lora} if self.lora else request
+
+    def _stop_ids(self) -> list[int]:
+        """The family's turn ends beside the client's own: an engine need not know them from its checkpoint."""
+        own = self.sampling.get("stop_token_ids", [])
+        return [*own, *(number for number in self.stop_token_ids if number not in own)]

@@ -1,0 +1,276 @@
+"""Messages to token ids and back, for one model family: the only place that calls `renderers`.
+
+Sampled history is never re-tokenised: a next turn is what the family's bridge puts behind the last
+turn's own ids, or, where the bridge refuses, what a full render has behind the kept turn's close token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import orjson
+from renderers.base import RenderedTokens, Renderer, create_renderer, template_field_names
+from renderers.configs import config_from_name
+
+from rollout.errors import BadConfig
+from rollout.tito.control import ControlText
+from rollout.tito.parsing import ParsedMessage, parse
+from rollout.tito.tokenizer import Tokenizer
+
+Message = dict[str, Any]
+Tools = list[dict[str, Any]] | None
+
+KNOWN_ROLES = ("assistant", "developer", "system", "tool", "user")
+_PROBE = "role probe"
+_RENDER_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+class CannotRender(ValueError):
+    """The family's renderer refuses these messages, tools or template settings; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """Ids of a prompt, or of what is appended to one.
+
+    The last `open_length` of them are the generation prompt. `refusal` says why the bridge could not
+    be used, None where it was.
+    """
+
+    ids: list[int]
+    open_length: int
+    refusal: str | None = None
+
+
+class Tito:
+    """Tokenizer and renderer of one model family. Pure: the same arguments always give the same ids."""
+
+    def __init__(self, tokenizer: Tokenizer, renderer: str = "qwen3") -> None:
+        """Check the family's name by building its renderer once.
+
+        Raises:
+            BadConfig: `renderers` has no such family, or the tokenizer lacks its control tokens.
+        """
+        self.tokenizer = tokenizer
+        self.name = renderer
+        self.vocabulary = tokenizer.size
+        self.control = ControlText(tokenizer)
+        try:
+            self.template_fields = template_field_names(config_from_name(renderer))
+            self._renderer_of = lru_cache(maxsize=16)(self._build)
+            self.stop_token_ids: list[int] = sorted(self._renderer_of(b"{}").get_stop_token_ids())
+        except Exception as error:
+            raise BadConfig(f"renderer {renderer!r} cannot be used with {tokenizer.name_or_path}: {error}") from error
+        self._drops = lru_cache(maxsize=64)(self._probe)
+
+    def _build(self, template: bytes) -> Renderer:
+        config = config_from_name(self.name)
+        assert config is not None
+        config = type(config)(thinking_retention="all")
+        # The wrapper class is untyped upstream.
+        return cast(Renderer, create_renderer(self.tokenizer, config, chat_template_kwargs=orjson.loads(template)))
+
+    def _renderer(self, thinking: bool, template: Mapping[str, Any] | None) -> Renderer:
+        fields = dict(template or {})
+        if "enable_thinking" in self.template_fields:
+            fields["enable_thinking"] = thinking
+        try:
+            return self._renderer_of(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS))
+        except _RENDER_ERRORS as error:
+            raise CannotRender(f"chat_template_kwargs: {_first_line(error)}") from error
+
+    def drops_role(self, role: str) -> bool:
+        """Whether the renderer leaves messages of this role out of the prompt without a word."""
+        return bool(self._drops(role)) if role not in ("assistant", "user") else False
+
+    def roles(self) -> list[str]:
+        """The roles, of those that clients use, whose text reaches the prompt; sorted."""
+        return [role for role in KNOWN_ROLES if not self.drops_role(role)]
+
+    def _probe(self, role: str) -> bool:
+        renderer = self._renderer(False, None)
+        message: Message = {"role": role, "content": _PROBE}
+        try:
+            rendered = renderer.render([{"role": "user", "content": "x"}, message], add_generation_prompt=True)
+        except _RENDER_ERRORS:
+            return False  # it speaks up: the real request gets its words
+        return _PROBE not in self.decode(rendered.token_ids)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools,
+        thinking: bool,
+        template: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """A whole prompt, generation prompt on.
+
+        Raises:
+            CannotRender: in the renderer's words.
+        """
+        rendered = self._render(messages, tools, thinking, template)
+        return Rendered(ids=rendered.token_ids, open_length=_open_length(rendered))
+
+    def _render(
+        self, messages: Sequence[Message], tools: Tools, thinking: bool, template: Mapping[str, Any] | None
+    ) -> RenderedTokens:
+        renderer = self._renderer(thinking, template)
+        try:
+            return renderer.render(_prepared(messages), tools=cast(Any, tools), add_generation_prompt=True)
+        except _RENDER_ERRORS as error:
+            raise CannotRender(f"messages: the {self.name} renderer refuses them: {_first_line(error)}") from error
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        *,
+        tools: Tools,
+        thinking: bool,
+        history: Sequence[Message],
+        template: Mapping[str, Any] | None = None,
+    ) -> Rendered | None:
+        """What the next turn appends behind `prompt_ids` and `output_ids`, all of which are kept.
+
+        Args:
+            prompt_ids: the last turn's prompt from its turn-open token on; more does no harm.
+            output_ids: all ids sampled in that turn.
+            history: the messages before `new_messages`, that turn's answer last; read only where
+                the bridge refuses.
+
+        Returns:
+            The appended ids; None where the kept turn cannot be found in a full render.
+
+        Raises:
+            CannotRender: in the renderer's words.
+        """
+        renderer = self._renderer(thinking, template)
+        ids, refusal, bridged = self._bridge(renderer, prompt_ids, output_ids, new_messages, tools)
+        if bridged is not None:
+            return Rendered(ids=ids, open_length=_open_length(bridged))
+        whole = self._render([*history, *new_messages], tools, thinking, template)
+        close = _close_of(whole, len(history) - 1)
+        if close is None:
+            return None
+        closing = self._closing(renderer, prompt_ids, output_ids, whole.token_ids[close])
+        ids = [*closing, *whole.token_ids[close + 1 :]]
+        return Rendered(ids=ids, open_length=_open_length(whole), refusal=refusal)
+
+    def _bridge(
+        self,
+        renderer: Renderer,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Tools,
+    ) -> tuple[list[int], str | None, RenderedTokens | None]:
+        """Appended ids and the bridge's own result; or the reason why it does not count."""
+        if not new_messages:
+            return [], "nothing_appended", None
+        if any(message.get("role") == "assistant" for message in new_messages):
+            return [], "assistant_appended", None
+        kept = [*prompt_ids, *output_ids]
+        try:
+            bridged = renderer.bridge_to_next_turn(
+                list(prompt_ids), list(output_ids), _prepared(new_messages), tools=cast(Any, tools)
+            )
+        except _RENDER_ERRORS as error:
+            raise CannotRender(f"messages: the {self.name} renderer refuses them: {_first_line(error)}") from error
+        if bridged is None:
+            return [], "bridge_refused", None
+        if bridged.token_ids[: len(kept)] != kept:
+            return [], "sampled_ids_dropped", None
+        return bridged.token_ids[len(kept) :], None, bridged
+
+    def _closing(
+        self, renderer: Renderer, prompt_ids: Sequence[int], output_ids: Sequence[int], close: int
+    ) -> list[int]:
+        """Ids that end the kept turn as the bridge would end it: none if it sampled its close token.
+
+        Asked of the bridge with a message of our own, from whose ids those behind a turn that closed
+        itself are taken off.
+        """
+        probe: list[Message] = [{"role": "user", "content": _PROBE}]
+        ids, refusal, _ = self._bridge(renderer, prompt_ids, output_ids, probe, None)
+        clean, clean_refusal, _ = self._bridge(renderer, prompt_ids, [close], probe, None)
+        if refusal is None and clean_refusal is None and ids[len(ids) - len(clean) :] == clean:
+            return ids[: len(ids) - len(clean)]
+        return [] if output_ids and output_ids[-1] in self.stop_token_ids else [close]
+
+    def parse(
+        self,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        *,
+        tools: Tools,
+        stopped: bool,
+        matched: str | int | None = None,
+        thinking: bool = False,
+        template: Mapping[str, Any] | None = None,
+    ) -> ParsedMessage:
+        """The assistant message in a turn's sampled ids; rules in rollout.tito.parsing.
+
+        Args:
+            prompt_ids: the turn's prompt, or its generation prompt alone.
+            stopped: the turn ended by stop, not by length or abort.
+            matched: what stopped it: a stop string, a token id, or None.
+        """
+        return parse(
+            self._renderer(thinking, template),
+            self.tokenizer,
+            list(prompt_ids),
+            list(output_ids),
+            tools=tools,
+            stopped=stopped,
+            matched=matched,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, control tokens shown; U+FFFD for bytes that are no UTF-8."""
+        return self.tokenizer.decode(ids)
+
+
+def _prepared(messages: Sequence[Message]) -> Any:
+    """Messages as every renderer takes them: content always text, a list of text parts joined."""
+    return [
+        message if isinstance(message.get("content"), str) else {**message, "content": content_text(message)}
+        for message in messages
+    ]
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """A message's content as one text: a list of text parts equals the joined text, null the empty one."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content) if content else ""
+
+
+def _open_length(rendered: RenderedTokens) -> int:
+    """Ids behind the last one that belongs to a message: the generation prompt."""
+    indices = rendered.message_indices
+    for place in range(len(indices) - 1, -1, -1):
+        if indices[place] >= 0:
+            return len(indices) - 1 - place
+    return len(indices)
+
+
+def _close_of(rendered: RenderedTokens, message: int) -> int | None:
+    """Place of a rendered assistant message's close token: its last id that a model would sample."""
+    if not len(rendered.message_indices) == len(rendered.sampled_mask) == len(rendered.token_ids):
+        return None
+    for place in range(len(rendered.token_ids) - 1, -1, -1):
+        if rendered.message_indices[place] == message and rendered.sampled_mask[place]:
+            return place
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
