@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from rollout.engine.params import SamplingParams
 from rollout.errors import FAILURE_TYPES, Failure
 from rollout.sample import Sample, Status, WeightSpan
 
@@ -88,4 +89,26 @@ def samples(draw: st.DrawFn) -> Sample:
         temperature=draw(finite_doubles),
         top_p=draw(finite_doubles),
         failure=failure,
+    )
+
+
+# Embedded engine: sampling parameters
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn, vocabulary: int = 24) -> SamplingParams:
+    """Parameters with every filter, penalty and bias now and then; greedy among them."""
+    tokens = st.integers(0, vocabulary - 1)
+    return SamplingParams(
+        max_new_tokens=16,
+        min_new_tokens=draw(st.sampled_from([0, 0, 4])),
+        temperature=draw(st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.0])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.3, 1e-6])),
+        top_k=draw(st.sampled_from([-1, -1, 1, 3, 1000])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.1, 1.0])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.5, -2.0])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.5])),
+        logit_bias=draw(st.dictionaries(tokens, st.floats(-5, 5), max_size=2)),
+        sampling_seed=draw(st.integers(-(2**63), 2**63 - 1)),
     )

@@ -57,13 +57,13 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """
     if not directory.is_dir():
         raise BadCheckpoint(f"{directory}: no such directory; give a Hugging Face model directory")
-    raw = _read_json(directory / "config.json")
-    config = _read_config(directory / "config.json", raw)
+    config = read_config(directory)
     files = _check_weights(directory, config)
     if not (directory / "tokenizer.json").is_file():
         raise BadCheckpoint(f"{directory / 'tokenizer.json'}: missing")
-    generation = directory / "generation_config.json"
-    stops = [raw, _read_json(generation)] if generation.is_file() else [raw]
+    stops = [_read_json(directory / "config.json")]
+    if (directory / "generation_config.json").is_file():
+        stops.append(_read_json(directory / "generation_config.json"))
     return Checkpoint(
         directory=directory,
         config=config,
@@ -114,24 +114,16 @@ def _as_ids(value: Any) -> list[int]:
     return [token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)]
 
 
-def _read_config(path: Path, raw: dict[str, Any]) -> Qwen3Config:
-    architectures = raw.get("architectures") or []
-    if ARCHITECTURE not in architectures:
-        found = ", ".join(map(str, architectures)) or "none named"
-        raise BadCheckpoint(f"{path}: architecture {found}; the embedded engine serves {ARCHITECTURE} only")
+def read_config(directory: Path) -> Qwen3Config:
+    """The sizes in a directory's config.json.
+
+    Raises:
+        BadCheckpoint: it is missing, broken, or asks for what the engine does not serve.
+    """
+    path = directory / "config.json"
+    raw = _read_json(path)
+    _refuse_unserved(path, raw)
     rope = raw.get("rope_parameters") or {}
-    scaling = {**(raw.get("rope_scaling") or {}), **rope}
-    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    refused = {
-        f"rope type {rope_type}": rope_type != "default",
-        "attention_bias": bool(raw.get("attention_bias")),
-        "a sliding window": bool(raw.get("use_sliding_window")),
-        "quantised weights": raw.get("quantization_config") is not None,
-        f"hidden_act {raw.get('hidden_act')}": raw.get("hidden_act", "silu") != "silu",
-    }
-    for what, present in refused.items():
-        if present:
-            raise BadCheckpoint(f"{path}: {what} is not served by the embedded engine")
     try:
         config = Qwen3Config(
             vocabulary=int(raw["vocab_size"]),
@@ -152,6 +144,25 @@ def _read_config(path: Path, raw: dict[str, Any]) -> Qwen3Config:
     if min(*sizes, config.intermediate, config.context) < 1 or config.heads % config.kv_heads or config.head_dim % 2:
         raise BadCheckpoint(f"{path}: sizes do not fit each other: {config}")
     return config
+
+
+def _refuse_unserved(path: Path, raw: dict[str, Any]) -> None:
+    architectures = raw.get("architectures") or []
+    if ARCHITECTURE not in architectures:
+        found = ", ".join(map(str, architectures)) or "none named"
+        raise BadCheckpoint(f"{path}: architecture {found}; the embedded engine serves {ARCHITECTURE} only")
+    scaling = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    refused = {
+        f"rope type {rope_type}": rope_type != "default",
+        "attention_bias": bool(raw.get("attention_bias")),
+        "a sliding window": bool(raw.get("use_sliding_window")),
+        "quantised weights": raw.get("quantization_config") is not None,
+        f"hidden_act {raw.get('hidden_act')}": raw.get("hidden_act", "silu") != "silu",
+    }
+    for what, present in refused.items():
+        if present:
+            raise BadCheckpoint(f"{path}: {what} is not served by the embedded engine")
 
 
 def _check_weights(directory: Path, config: Qwen3Config) -> dict[str, Path]:
