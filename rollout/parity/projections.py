@@ -76,23 +76,6 @@ REPEATABLE = (
 )
 """What an interrupted and resumed batch must share with an undisturbed one."""
 
-CHAIN = (
-    "tokens",
-    "rollout_log_probs",
-    "status",
-    "weight_versions",
-    "weight_spans",
-    "cached_tokens",
-    "prompt_tokens",
-    "response",
-    "response_length",
-    "loss_mask",
-    "routed_experts",
-    "routed_experts_shape",
-    "turns",
-)
-"""What one sample's chain must give when it is replayed alone on the other version."""
-
 LIFECYCLE_TIMES = ("t0", "t1", "req_ts", "prev_t1")
 LEFT_OUT_OF_METADATA = ("leaf", "session_id", "response_id")
 MASKED_TIME = "<time>"

@@ -1,0 +1,118 @@
+"""A tape played again with no engine: the client's bodies rebuilt, the recorded generations committed.
+
+Before a generation is committed, the prompt that the session made must be the recorded one, id for
+id. A session that refuses a request, or makes another prompt, stops the replay there; that is data
+for the verdict, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout.engine.generation import Finish, Generation
+from rollout.errors import SessionRefused
+from rollout.identity import SessionVersion
+from rollout.parity.compare import diff_values
+from rollout.session.session import Session, open_session
+from rollout.session.tape import ClientSide, Exchange, Tape
+from rollout.tito.renderer import Tito
+
+TRUNCATED_TEXT = "truncated generation cannot be extended"
+"""How v2's refusal to extend a cut turn begins; agents of the reference rely on it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """Why a replay could not go on, said in `paths` as a verdict lists it.
+
+    `kind` is `refused` (the session answers with a refusal), `prompt` (it made another prompt than the
+    recorded one) or `overtaken` (v1 does not record a turn that ran beside another).
+    `truncated_extension` marks the refusal to go on behind a cut turn.
+    """
+
+    kind: Literal["refused", "prompt", "overtaken"]
+    paths: list[str]
+    truncated_extension: bool = False
+
+    @classmethod
+    def refused(cls, where: str, version: SessionVersion, refusal: SessionRefused) -> Stop:
+        """The session refused the exchange, or the samples, that `where` names."""
+        return cls(
+            kind="refused",
+            paths=[f"{where}: {version} answers {refusal.status}: {refusal.message}"],
+            truncated_extension=refusal.status == 409 and refusal.message.startswith(TRUNCATED_TEXT),
+        )
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Replay:
+    """A replayed session as far as it came; `stop` is null when all exchanges were committed."""
+
+    session: Session
+    stop: Stop | None = None
+
+
+def replay(tape: Tape, *, version: SessionVersion, tito: Tito, only: Sequence[int] | None = None) -> Replay:
+    """Commit the tape's exchanges, or `only` those (by seq, ascending), to a new session of `version`.
+
+    Each exchange of `only` must come with its parent, if it has one.
+    """
+    session = open_session(replace(tape.settings, version=version), tito, tape.session_id)
+    client = ClientSide(tape)
+    recorded: list[int] = []
+    for seq in range(len(tape.exchanges)) if only is None else only:
+        seen = sum(earlier < client.seen(seq) for earlier in recorded)
+        stop = _play(session, tape, client, seq, seen)
+        if stop is not None:
+            return Replay(session=session, stop=stop)
+        recorded.append(seq)
+    return Replay(session=session)
+
+
+def _play(session: Session, tape: Tape, client: ClientSide, seq: int, seen: int) -> Stop | None:
+    """Begin and commit one exchange; where that is not possible, why."""
+    exchange, version = tape.exchanges[seq], session.settings.version
+    try:
+        turn = session.begin(client.body(seq), requested_at=exchange.requested_at, seen=seen)
+    except SessionRefused as refusal:
+        return Stop.refused(f"exchange[{seq}]", version, refusal)
+    paths = diff_values(_prompt_ids(tape, seq), turn.prompt_ids_T, f"exchange[{seq}].prompt_ids")
+    if paths:
+        return Stop(kind="prompt", paths=paths)
+    generation = _generation(exchange, turn.n_prompt)
+    reply = session.commit(turn, generation, committed_at=exchange.committed_at, rid=exchange.rid)
+    if not turn.recorded:
+        return Stop(kind="overtaken", paths=[f"exchange[{seq}]: {version} does not record it, another ran beside it"])
+    client.answered(seq, reply["choices"][0]["message"])
+    return None
+
+
+def _prompt_ids(tape: Tape, seq: int) -> NDArray[np.int32]:
+    """The recorded prompt of an exchange, put together from the tape's deltas."""
+    exchange = tape.exchanges[seq]
+    parts = [exchange.appended_ids_P]
+    while exchange.parent is not None:
+        exchange = tape.exchanges[exchange.parent]
+        parts += (exchange.output_ids_O, exchange.appended_ids_P)
+    return np.concatenate(parts[::-1])
+
+
+def _generation(exchange: Exchange, n_prompt: int) -> Generation:
+    return Generation(
+        output_ids_O=exchange.output_ids_O,
+        output_log_probs_O=exchange.output_log_probs_O,
+        finish=cast(Finish, exchange.finish),
+        matched=exchange.matched,
+        cached_tokens=exchange.cached_tokens,
+        prompt_tokens=n_prompt,
+        weight_version=exchange.weight_version,
+        weight_spans=exchange.weight_spans,
+        routed_experts=exchange.routed_experts,
+        routed_experts_shape=exchange.routed_experts_shape,
+        engine_seconds=exchange.engine_seconds,
+    )

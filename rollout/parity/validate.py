@@ -1,0 +1,238 @@
+"""Parity of staged tables: exactly one verdict per rollout, their summary, and whether a batch may be published."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from multiprocessing import get_context
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rollout.columns import SCHEMA_VERSION
+from rollout.errors import ParityFailed, describe
+from rollout.identity import resolve_rollout_key
+from rollout.lake.schema import rows_to_table
+from rollout.outcome import Outcome
+from rollout.parity.rows import Row, rows_of
+from rollout.parity.verdict import Verdict, judge_rows
+from rollout.session.tape import Tape, table_to_tape
+from rollout.tito.renderer import Tito
+from rollout.tito.tokenizer import load_tokenizer
+
+CHECK = "replay"
+MAX_NAMED = 3
+"""Rollouts that a refusal to publish names; the rest is counted."""
+
+
+def validate_tables(
+    samples: pa.Table,
+    trajectories: pa.Table,
+    tito: Tito,
+    *,
+    batch_id: str,
+    engine: str,
+    created_at: datetime,
+    indexes: Iterable[int] = (),
+    progress: Callable[[int], None] | None = None,
+) -> pa.Table:
+    """One row of the parity table per rollout, by index, from staged tables as they were read back.
+
+    Args:
+        engine: name of the engine that the rollouts ran on (column engine_a).
+        indexes: rollouts that must be there; one without rows or tape is `differs`.
+        progress: called with 1 after each rollout.
+    """
+    rows = _rows_by_index(samples)
+    tapes = _tapes_by_index(trajectories)
+    found = []
+    for index in sorted({*rows, *tapes, *indexes}):
+        verdict, key = _verdict(index, rows.get(index, []), tapes.get(index), tito)
+        found.append(_parity_row(verdict, index, key, batch_id=batch_id, engine=engine, created_at=created_at))
+        if progress is not None:
+            progress(1)
+    return rows_to_table(found, "parity")
+
+
+def _rows_by_index(samples: pa.Table) -> dict[int, list[Row]]:
+    places: dict[int, list[Row]] = {}
+    for row in rows_of(samples):
+        places.setdefault(row["index"], []).append(row)
+    for group in places.values():
+        group.sort(key=lambda row: int(row["sibling"]))
+    return places
+
+
+def _tapes_by_index(trajectories: pa.Table) -> dict[int, pa.Table]:
+    places: dict[int, list[int]] = {}
+    for position, index in enumerate(trajectories.column("index").to_pylist()):
+        places.setdefault(index, []).append(position)
+    return {index: trajectories.take(positions) for index, positions in places.items()}
+
+
+def _verdict(index: int, rows: list[Row], table: pa.Table | None, tito: Tito) -> tuple[Verdict, int]:
+    """The verdict on one rollout and its rollout_key; what cannot be read or replayed differs."""
+    key: int = rows[0]["rollout_key"] if rows else index
+    if table is None:
+        return Verdict(verdict="differs", reason="no tape: the rollout's trajectory is missing"), key
+    try:
+        tape, outcome = read_tape(table)
+        if not rows:
+            key = resolve_rollout_key(outcome.input.rollout_id, index)
+            return Verdict(verdict="differs", reason="no rows: the rollout's samples are missing"), key
+        return judge_rows(tape, outcome, rows, tito), key
+    except Exception as error:
+        # One rollout's broken tape must not hide the verdicts on the others, and proves nothing.
+        return Verdict(verdict="differs", reason=f"broken tape: {describe(error)}"), key
+
+
+def read_tape(table: pa.Table) -> tuple[Tape, Outcome]:
+    """Tape and outcome of one rollout from its rows of the trajectories table.
+
+    Raises:
+        ValueError: rows of several attempts or sessions, a missing exchange, or no outcome.
+    """
+    if len(set(zip(table.column("attempt").to_pylist(), table.column("session_id").to_pylist(), strict=True))) != 1:
+        raise ValueError("its rows are of several sessions")
+    tape, outcome = table_to_tape(table)
+    if [exchange.seq for exchange in tape.exchanges] != list(range(len(tape.exchanges))):
+        raise ValueError("an exchange is missing or there twice")
+    if outcome is None:
+        raise ValueError("its session's row has no outcome")
+    return tape, Outcome.from_json(outcome)
+
+
+def _parity_row(verdict: Verdict, index: int, key: int, **stamp: Any) -> dict[str, Any]:
+    return {
+        "batch_id": stamp["batch_id"],
+        "index": index,
+        "rollout_key": key,
+        "check": CHECK,
+        "verdict": verdict.verdict,
+        "reason": verdict.reason,
+        "paths": verdict.paths,
+        "versions": verdict.versions,
+        "engine_a": stamp["engine"],
+        "seconds": verdict.seconds,
+        "created_at": stamp["created_at"],
+        "schema_version": SCHEMA_VERSION,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParitySummary:
+    """Counts of verdicts and of reasons by kind; `share` is equal and equal_by_path among rollouts with a sample.
+
+    `share` is null where no rollout has a sample. `seconds` is the sum over the rollouts.
+    """
+
+    n_rollouts: int
+    verdicts: dict[str, int]
+    reasons: dict[str, dict[str, int]]
+    share: float | None
+    seconds: float
+
+
+def summarize(parity: pa.Table) -> ParitySummary:
+    """The summary of a batch's parity rows (check `replay`)."""
+    verdicts: list[str] = parity.column("verdict").to_pylist()
+    reasons: list[str | None] = parity.column("reason").to_pylist()
+    kinds: dict[str, Counter[str]] = {}
+    for verdict, reason in zip(verdicts, reasons, strict=True):
+        if reason is not None:
+            kinds.setdefault(verdict, Counter())[reason.split(":", 1)[0]] += 1
+    counts = Counter(verdicts)
+    n_with_sample = len(verdicts) - kinds.get("not_comparable", Counter())["no_sample"]
+    n_equal = counts["equal"] + counts["equal_by_path"]
+    return ParitySummary(
+        n_rollouts=len(verdicts),
+        verdicts=dict(sorted(counts.items())),
+        reasons={verdict: dict(sorted(counter.items())) for verdict, counter in sorted(kinds.items())},
+        share=n_equal / n_with_sample if n_with_sample else None,
+        seconds=float(sum(parity.column("seconds").to_pylist())),
+    )
+
+
+def require_parity(parity: pa.Table, *, min_equal: float) -> ParitySummary:
+    """The summary of a batch that may be published.
+
+    Args:
+        min_equal: share of equal and equal_by_path among rollouts with a sample, at least
+            (`parity_min_equal`).
+
+    Raises:
+        ParityFailed: a rollout differs (its first differing paths are named), or the share is below.
+    """
+    summary = summarize(parity)
+    differing = parity.filter(pc.equal(parity.column("verdict"), "differs")).to_pylist()
+    if differing:
+        named = "; ".join(_name(row) for row in differing[:MAX_NAMED])
+        more = f"; and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+        raise ParityFailed(f"parity: {len(differing)} of {summary.n_rollouts} rollouts differ: {named}{more}")
+    if summary.share is not None and summary.share < min_equal:
+        counts = ", ".join(f"{kind} {n}" for kind, n in summary.reasons.get("not_comparable", {}).items())
+        raise ParityFailed(
+            f"parity: {summary.share:.4f} of the rollouts with a sample are equal, "
+            f"parity_min_equal is {min_equal} (not comparable: {counts})"
+        )
+    return summary
+
+
+def _name(row: dict[str, Any]) -> str:
+    paths = row["paths"]
+    if not paths:
+        return f"rollout {row['index']}: {row['reason']}"
+    return f"rollout {row['index']}: {paths[0]}" + (f" (+{len(paths) - 1} paths)" if len(paths) > 1 else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParityJob:
+    """One shard's parity as another process can do it: tables as parquet paths or Arrow IPC streams."""
+
+    samples: str | bytes
+    trajectories: str | bytes
+    tokenizer: str
+    renderer: str
+    batch_id: str
+    engine: str
+    created_at: datetime
+    indexes: Sequence[int] = field(default_factory=tuple)
+
+
+def validate_job(job: ParityJob) -> pa.Table:
+    """`validate_tables` on one job; picklable both ways, for pools of spawned processes."""
+    return validate_tables(
+        _load(job.samples),
+        _load(job.trajectories),
+        _tito(job.tokenizer, job.renderer),
+        batch_id=job.batch_id,
+        engine=job.engine,
+        created_at=job.created_at,
+        indexes=job.indexes,
+    )
+
+
+def validate_jobs(jobs: Sequence[ParityJob], *, processes: int) -> pa.Table:
+    """The parity rows of all `jobs`, in their order, done by `processes` spawned processes (1: here)."""
+    if processes <= 1 or len(jobs) <= 1:
+        return pa.concat_tables([validate_job(job) for job in jobs])
+    with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
+        return pa.concat_tables(list(pool.map(validate_job, jobs)))
+
+
+@lru_cache(maxsize=4)
+def _tito(tokenizer: str, renderer: str) -> Tito:
+    return Tito(load_tokenizer(tokenizer), renderer)
+
+
+def _load(source: str | bytes) -> pa.Table:
+    if isinstance(source, str):
+        return pq.read_table(source, partitioning=None)
+    with pa.ipc.open_stream(source) as reader:
+        return reader.read_all()

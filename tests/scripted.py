@@ -1,0 +1,139 @@
+"""Real sessions in this process, with a script in the engine's place: what it samples is what a test says."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rollout.columns import BatchStamp
+from rollout.engine.generation import Generation
+from rollout.engine.tiny import CHECKPOINT
+from rollout.generate import RolloutResult
+from rollout.outcome import Outcome, RolloutInput, finish
+from rollout.sample import Sample, WeightSpan
+from rollout.session.session import open_session
+from rollout.session.settings import SessionSettings
+from rollout.tito.renderer import Tito
+from rollout.tito.tokenizer import load_tokenizer
+
+START = datetime(2026, 12, 2, 8, 0, 0, 123456, tzinfo=UTC)
+STAMP = BatchStamp(batch_id="b", run_date=date(2026, 12, 2), shard=0, engine={"name": "scripted"}, created_at=START)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Look a key up.",
+            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+        },
+    }
+]
+
+
+def tiny_tito() -> Tito:
+    """The shipped checkpoint's tokenizer with its renderer."""
+    return Tito(load_tokenizer(str(CHECKPOINT)), "qwen3")
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def call(key: str) -> str:
+    """What a model writes to call `lookup`."""
+    return f'<tool_call>\n{{"name": "lookup", "arguments": {{"key": "{key}"}}}}\n</tool_call>'
+
+
+def log_probs(ids: list[int], salt: int) -> np.ndarray:
+    """Doubles with all their bits in use, the same for the same ids and salt."""
+    seed = zlib.crc32(np.array([salt, *ids], np.int64).tobytes())
+    return -np.random.default_rng(seed).exponential(size=len(ids))
+
+
+class Conversation:
+    """A client and its session. `history` is what the next request repeats.
+
+    Times go on by a second at every request and by another at every commit.
+    """
+
+    def __init__(self, tito: Tito, version: str, **settings: Any) -> None:
+        self.tito = tito
+        self.settings = SessionSettings(**{"version": version, "sampling": {"temperature": 1.0}, **settings})
+        self.session = open_session(self.settings, tito, "s")
+        self.history: list[dict[str, Any]] = []
+        self.now = START
+        self.n_commits = 0
+
+    def tick(self) -> datetime:
+        self.now += timedelta(seconds=1, microseconds=7)
+        return self.now
+
+    def begin(self, messages: list[dict[str, Any]], **body: Any) -> Any:
+        return self.session.begin({"model": "m", **body, "messages": messages}, requested_at=self.tick())
+
+    def commit(self, turn: Any, text: str | list[int], finish: str = "stop", **given: Any) -> dict[str, Any] | None:
+        """Commit what the script samples; the assistant message that the client gets."""
+        ids = self.tito.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        stop = self.tito.tokenizer.convert_tokens_to_ids("<|im_end|>")
+        if finish == "stop" and isinstance(text, str):
+            ids.append(stop)
+        n_half = len(ids) // 2
+        generation = Generation(
+            output_ids_O=np.array(ids, np.int32),
+            output_log_probs_O=log_probs(ids, self.n_commits),
+            finish=finish,
+            matched=ids[-1] if finish == "stop" else None,
+            cached_tokens=len(turn.prompt_ids) // 2,
+            prompt_tokens=len(turn.prompt_ids),
+            weight_version="w1",
+            weight_spans=[
+                WeightSpan(version="w0", start=0, end=n_half),
+                WeightSpan(version="w1", start=n_half, end=len(ids)),
+            ],
+            engine_seconds=0.25,
+        )
+        reply = self.session.commit(
+            turn, replace(generation, **given), committed_at=self.tick(), rid=f"r{self.n_commits}"
+        )
+        self.n_commits += 1
+        return reply["choices"][0]["message"]
+
+    def ask(self, *new: dict[str, Any], text: str | list[int] = "ok", finish: str = "stop", **body: Any) -> None:
+        """Extend the history by `new`, and by the answer."""
+        self.history = [*self.history, *new]
+        turn = self.begin(self.history, **body)
+        self.history = [*self.history, self.commit(turn, text, finish)]
+
+    def outcome(self, **changes: Any) -> Outcome:
+        values = {
+            "input": RolloutInput(index=7, group_index=1, messages=[user("go")], label="4", metadata={"foo": 1}),
+            "attempt": 0,
+            "session_version": self.settings.version,
+            "agent_result": {"metadata": {"tool_time": 0.5}},
+            "reward": 1.0,
+            **changes,
+        }
+        return Outcome(**values)
+
+    def result(self, outcome: Outcome | None = None) -> RolloutResult:
+        """The rollout as the driver has it at its end: rows, tape, outcome."""
+        outcome = outcome or self.outcome()
+        reply = self.session.samples(max_seq_len=self.settings.max_seq_len)
+        outcome.empty_reason = reply.empty_reason
+        rows: list[Sample] = finish(reply.samples, outcome)
+        return RolloutResult(
+            samples=rows, tape=self.session.tape(), outcome=outcome, turns=0, sampled_tokens=0, engine_seconds=0.0
+        )
+
+
+def tables(*results: RolloutResult) -> tuple[pa.Table, pa.Table]:
+    """Samples and trajectories as a shard stages them."""
+    from rollout.batch.shard import shard_result
+
+    shard = shard_result(results, STAMP)
+    return shard.samples, shard.trajectories
