@@ -43,11 +43,16 @@ CONTEXT_CODE = "context_length_exceeded"
 
 @dataclass(kw_only=True, slots=True)
 class SamplesReply:
-    """What a session gives for training. `empty_reason` says why there is none: no_records, all_truncated."""
+    """What a session gives for training. `empty_reason` says why there is none: no_records, all_truncated.
+
+    `messages` has each sample's whole conversation; `exchanges` counts those of the tape at this moment.
+    """
 
     samples: list[Sample]
     empty_reason: str | None = None
     session_metadata: dict[str, Any] = field(default_factory=dict)
+    messages: list[list[Message]] = field(default_factory=list)
+    exchanges: int = 0
 
 
 def open_session(
@@ -166,10 +171,17 @@ class Session:
         view = metadata_view(self.active_path(), self._tree(), agent)
         if not self.nodes:
             return SamplesReply(samples=[], empty_reason="no_records", session_metadata=view)
-        samples = self._linear(max_seq_len) if self.settings.version == "v1" else self._leaves(max_seq_len)
+        made = self._linear(max_seq_len) if self.settings.version == "v1" else self._leaves(max_seq_len)
+        samples = [leaf.sample for leaf in made]
         for sample in samples:
             _overlay(sample, agent or {})
-        return SamplesReply(samples=samples, empty_reason=None if samples else "all_truncated", session_metadata=view)
+        return SamplesReply(
+            samples=samples,
+            empty_reason=None if samples else "all_truncated",
+            session_metadata=view,
+            messages=[history_of(leaf.path) for leaf in made],
+            exchanges=len(self.nodes),
+        )
 
     def tape(self, *, refused: dict[str, int] | None = None) -> Tape:
         """Every committed exchange in commit order; `refused` counts what was not, by HTTP status."""
@@ -287,11 +299,11 @@ class Session:
                 dropped.rolled_back = True
             self.line[keep:] = [node]
 
-    def _linear(self, max_seq_len: int | None) -> list[Sample]:
+    def _linear(self, max_seq_len: int | None) -> list[LeafSample]:
         sample = assemble(self.line, self._tito, self.settings, max_seq_len)
-        return [] if sample is None else [sample]
+        return [] if sample is None else [LeafSample(list(self.line), sample)]
 
-    def _leaves(self, max_seq_len: int | None) -> list[Sample]:
+    def _leaves(self, max_seq_len: int | None) -> list[LeafSample]:
         made = []
         for leaf in tree.leaves(self.nodes):
             path = path_to(leaf)
@@ -308,7 +320,7 @@ class Session:
         except Exception as error:
             text = f"session sample hook failed (picker={picker}, postprocessor={finisher}): {error}"
             raise SessionRefused(422, text) from error
-        return [leaf.sample for leaf in chosen]
+        return chosen
 
 
 def _describe_leaf(sample: Sample, path: list[Node], settings: SessionSettings) -> None:

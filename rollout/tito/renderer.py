@@ -56,7 +56,7 @@ class Tito:
         """
         self.tokenizer = tokenizer
         self.name = renderer
-        self.vocabulary = tokenizer.size
+        self.vocabulary = tokenizer.model_vocabulary or tokenizer.size
         self.control = ControlText(tokenizer)
         try:
             self.template_fields = template_field_names(config_from_name(renderer))

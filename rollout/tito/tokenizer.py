@@ -27,7 +27,8 @@ class Tokenizer:
     """Text to ids and back, with the special tokens of one checkpoint directory.
 
     `control_ids` maps every added token's text to its id; `special` holds those that the checkpoint
-    flags as special. `size` is one more than the greatest id.
+    flags as special. `size` is one more than the greatest id. `model_vocabulary` and
+    `context_length` are what config.json says of the model, None where there is none.
     """
 
     unk_token_id: int | None = None
@@ -51,11 +52,12 @@ class Tokenizer:
         self.special = frozenset(str(token["content"]) for token in added if token.get("special"))
         self.size = 1 + max([self._rust.get_vocab_size(with_added_tokens=True) - 1, *self.control_ids.values()])
         self._short: dict[str, list[int]] = {}
-        config = directory / "tokenizer_config.json"
-        if config.exists():
-            eos = json.loads(config.read_text()).get("eos_token")
-            eos = eos.get("content") if isinstance(eos, dict) else eos
-            self.eos_token_id = self._rust.token_to_id(eos) if eos else None
+        model = _read_json(directory / "config.json")
+        self.model_vocabulary: int | None = model.get("vocab_size")
+        self.context_length: int | None = model.get("max_position_embeddings")
+        eos = _read_json(directory / "tokenizer_config.json").get("eos_token")
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+        self.eos_token_id = self._rust.token_to_id(eos) if eos else None
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         """Ids of `text`; control strings become control ids unless PLAIN_MARK stands behind their first character."""
@@ -123,6 +125,16 @@ class PlainText:
                 plain = self._marked.sub(lambda found: found[0].replace(PLAIN_MARK, "", 1), piece)
                 ids.extend(self._rust.encode(plain, add_special_tokens=False).ids)
         return ids
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadCheckpoint(f"{path}: no JSON ({error})") from error
+    return value if isinstance(value, dict) else {}
 
 
 @lru_cache(maxsize=8)

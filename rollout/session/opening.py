@@ -1,0 +1,41 @@
+"""The body of POST /sessions to a session's settings."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from rollout.errors import SessionRefused
+from rollout.session.settings import SessionSettings
+
+
+def read_settings(body: Any, defaults: SessionSettings) -> SessionSettings:
+    """Settings as given, the server's where they are not; null is not given.
+
+    Raises:
+        SessionRefused: 400 that names the setting: unknown, of the wrong kind or out of bounds.
+    """
+    if not isinstance(body, dict):
+        raise SessionRefused(400, "body: want a JSON object")
+    given = {name: value for name, value in body.items() if value is not None}
+    known = {field.name for field in fields(SessionSettings)}
+    for name, value in given.items():
+        if name not in known:
+            raise SessionRefused(400, f"{name}: no setting of a session; one of {', '.join(sorted(known))}")
+        _check(name, value)
+    if given.get("renderer", defaults.renderer) != defaults.renderer:
+        raise SessionRefused(400, f"renderer: this server renders {defaults.renderer}")
+    return replace(defaults, **given)
+
+
+def _check(name: str, value: Any) -> None:
+    if name in ("sampling", "metadata"):
+        good, want = isinstance(value, dict), "an object"
+    elif name in ("max_seq_len", "max_turns"):
+        good, want = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a positive integer"
+    elif name == "enable_thinking":
+        good, want = isinstance(value, bool), "true or false"
+    else:
+        good, want = isinstance(value, str), "a text"
+    if not good:
+        raise SessionRefused(400, f"{name}: want {want}")

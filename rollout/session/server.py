@@ -1,0 +1,343 @@
+"""The session server: OpenAI chat in front, `/generate` behind, one conversation per session.
+
+python -m rollout.session.server --engine URL --tokenizer DIR [--port N] ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from rollout.engine.client import EngineClient
+from rollout.errors import BadConfig, BadInput, EngineError, PortInUse, SessionRefused, UnknownPart
+from rollout.process import say_ready
+from rollout.session.answering import (
+    answer,
+    answer_arrow,
+    answer_error,
+    answer_refusal,
+    answer_samples_arrow,
+    answer_samples_json,
+)
+from rollout.session.chat import Chat
+from rollout.session.live import LiveSession, LiveSessions, new_session_id
+from rollout.session.metrics import Metrics
+from rollout.session.opening import read_settings
+from rollout.session.session import open_session
+from rollout.session.settings import SessionSettings
+from rollout.session.tape import tape_to_table
+from rollout.session.views import records_view
+from rollout.tito.renderer import Tito
+from rollout.tito.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 64 * 2**20
+"""Bytes of a request's body, at most."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class SessionServer:
+    """The application: sessions in memory, one engine, one model family."""
+
+    def __init__(
+        self, engine: EngineClient, tito: Tito, *, driver_token: str | None = None, enable_thinking: bool = False
+    ) -> None:
+        self._engine = engine
+        self._tito = tito
+        self._defaults = SessionSettings(renderer=tito.name, enable_thinking=enable_thinking)
+        self._sessions = LiveSessions(driver_token)
+        self._metrics = Metrics()
+        self._chat = Chat(engine, self._metrics, tito.vocabulary)
+        self._instance = uuid.uuid4().hex
+        self._model: dict[str, Any] | None = None
+
+    def app(self) -> web.Application:
+        """The routes; unserved paths are 404, nothing is passed on to the engine's own."""
+        app = web.Application(middlewares=[self._errors], client_max_size=MAX_BODY)
+        one = "/sessions/{session_id}"
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/metrics", self._show_metrics),
+                web.get("/sessions", self._list),
+                web.post("/sessions", self._open),
+                web.get(one, self._show),
+                web.delete(one, self._delete),
+                web.get(f"{one}/tape", self._tape),
+                web.post(f"{one}/samples", self._samples),
+                web.post(f"{one}/v1/chat/completions", self._complete),
+                web.get(f"{one}/v1/models", self._models),
+                web.route("*", f"{one}/v1/responses", self._responses),
+            ]
+        )
+        app.on_cleanup.append(self._close)
+        return app
+
+    async def _close(self, app: web.Application) -> None:
+        await self._chat.close()
+        await self._engine.close()
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except SessionRefused as refusal:
+            self._count_refusal(request, refusal.status)
+            return answer_refusal(refusal)
+        except web.HTTPException as error:
+            self._count_refusal(request, error.status)
+            return answer_error(error.status, f"{error.reason}: {request.method} {request.path}")
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return answer_error(500, "internal error; the server's log says more")
+
+    def _count_refusal(self, request: web.Request, status: int) -> None:
+        self._metrics.add("refused_total", label=f'status="{status}"')
+        live: LiveSession | None = request.get("live")
+        if live is not None:
+            live.refused[str(status)] += 1
+
+    def _driver(self, request: web.Request) -> LiveSession:
+        return self._sessions.for_driver(request.match_info["session_id"], _token(request))
+
+    def _client(self, request: web.Request) -> LiveSession:
+        live = self._sessions.for_client(request.match_info["session_id"], _token(request))
+        request["live"] = live
+        return live
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return answer({"status": "ok", "session_server_instance_id": self._instance})
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        self._sessions.check_driver(_token(request))
+        running = sum(live.session.running for live in self._sessions.all())
+        gauges = {"sessions_live": len(self._sessions), "generations_running": running}
+        return web.Response(text=self._metrics.text(gauges), content_type="text/plain")
+
+    async def _list(self, request: web.Request) -> web.Response:
+        self._sessions.check_driver(_token(request))
+        now = datetime.now(UTC)
+        return answer({"sessions": [live.row(now) for live in self._sessions.all()]})
+
+    async def _open(self, request: web.Request) -> web.Response:
+        self._sessions.check_driver(_token(request))
+        settings = read_settings(await _body(request), self._defaults)
+        context = (await self._model_info()).get("context_length") or self._tito.tokenizer.context_length
+        try:
+            session = open_session(settings, self._tito, new_session_id(), context_length=context)
+        except UnknownPart as error:
+            raise SessionRefused(400, str(error)) from error
+        live = self._sessions.add(session)
+        self._metrics.add("sessions_opened_total")
+        return answer({"session_id": session.session_id, "session_key": live.key})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        session = self._driver(request).session
+        return answer(
+            {
+                "session_id": session.session_id,
+                "records": records_view(session.active_path()),
+                "metadata": session.metadata(),
+            }
+        )
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        self._sessions.remove(self._driver(request))
+        self._metrics.add("sessions_deleted_total")
+        return web.Response(status=204)
+
+    async def _tape(self, request: web.Request) -> web.Response:
+        live = self._driver(request)
+        return answer_arrow(tape_to_table(live.session.tape(refused=dict(live.refused))))
+
+    async def _samples(self, request: web.Request) -> web.Response:
+        live = self._driver(request)
+        max_seq_len, metadata = _read_samples_body(await _body(request))
+        if live.closed:
+            raise SessionRefused(404, f"session not found: session_id={live.session.session_id}")
+        reply = live.session.samples(max_seq_len=max_seq_len, metadata=metadata)
+        if "application/json" in request.headers.get("Accept", ""):
+            return answer_samples_json(reply)
+        return answer_samples_arrow(reply)
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        live = self._client(request)
+        body = await _body(request)
+        if live.closed:
+            raise SessionRefused(404, f"session not found: session_id={live.session.session_id}")
+        return answer(await self._chat.answer(live, body))
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._client(request)
+        name = str((await self._model_info()).get("model_path") or self._tito.name)
+        return answer({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "engine"}]})
+
+    async def _responses(self, request: web.Request) -> web.Response:
+        raise SessionRefused(404, "v1/responses is not served; use v1/chat/completions")
+
+    async def _model_info(self) -> dict[str, Any]:
+        """The engine's own facts, asked for until it answers once."""
+        if self._model is None:
+            try:
+                self._model = await self._engine.model_info()
+            except EngineError as error:
+                log.warning("the engine does not say what it serves: %s", error)
+                return {}
+        return self._model
+
+
+def _token(request: web.Request) -> str | None:
+    header = request.headers.get("Authorization", "")
+    if header.startswith("Bearer "):
+        return header[len("Bearer ") :]
+    return request.headers.get("x-api-key")
+
+
+async def _body(request: web.Request) -> Any:
+    """The parsed body; an empty one is {}.
+
+    Raises:
+        SessionRefused: 400, no JSON.
+    """
+    content = await request.read()
+    try:
+        return orjson.loads(content) if content.strip() else {}
+    except orjson.JSONDecodeError as error:
+        raise SessionRefused(400, f"invalid JSON body: {error}") from error
+
+
+def _read_samples_body(body: Any) -> tuple[int | None, dict[str, Any] | None]:
+    if not isinstance(body, dict):
+        raise SessionRefused(400, "body: want a JSON object")
+    limit, metadata = body.get("max_seq_len"), body.get("metadata")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise SessionRefused(400, "max_seq_len: want a positive integer")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise SessionRefused(400, "metadata: want an object")
+    reward = (metadata or {}).get("reward")
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
+        raise SessionRefused(400, "metadata.reward: want a number")
+    return limit, metadata
+
+
+async def run(server: SessionServer, host: str, port: int, *, announce: Callable[[int], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `announce` gets the bound port.
+
+    Raises:
+        PortInUse: the port is taken.
+    """
+    # Cancelled handlers are how a chat learns that its client has gone.
+    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        site = web.TCPSite(runner, host, port, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(f"port {port} on {host} is in use; choose another, or 0 for any") from error
+            raise
+        announce(runner.addresses[0][1])
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def serve(
+    *,
+    engine: str,
+    tokenizer: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    renderer: str = "qwen3",
+    driver_token: str | None = None,
+    enable_thinking: bool = False,
+    announce: Callable[[int], None] | None = None,
+) -> None:
+    """Run a session server in this process until it is told to end.
+
+    Args:
+        engine: URL of what answers /generate.
+        tokenizer: checkpoint directory with tokenizer.json.
+        driver_token: None checks nothing and binds loopback only.
+        announce: gets the bound port; the default writes the ready line of rollout.process.
+
+    Raises:
+        BadConfig: another host without a driver's token, or an unknown renderer.
+        BadCheckpoint: no tokenizer there.
+        PortInUse: the port is taken.
+    """
+    if driver_token is None and not _is_loopback(host):
+        raise BadConfig(f"host {host}: without a driver's token only loopback is served")
+    tito = Tito(Tokenizer(tokenizer), renderer)
+
+    async def main() -> None:
+        server = SessionServer(EngineClient(engine), tito, driver_token=driver_token, enable_thinking=enable_thinking)
+        await run(server, host, port, announce=announce or (lambda bound: say_ready(port=bound)))
+
+    asyncio.run(main())
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line and serve; 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="rollout.session.server", description=__doc__)
+    parser.add_argument("--engine", required=True, help="URL of the engine (SGLang's /generate)")
+    parser.add_argument("--tokenizer", required=True, type=Path, help="checkpoint directory with tokenizer.json")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port, told in the ready line")
+    parser.add_argument("--renderer", default="qwen3", help="chat format, by its name in `renderers`")
+    parser.add_argument("--enable-thinking", action="store_true", help="sessions think unless they say otherwise")
+    parser.add_argument("--driver-token-env", help="name of the environment variable with the driver's token")
+    given = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        token = None
+        if given.driver_token_env:
+            token = os.environ.get(given.driver_token_env)
+            if not token:
+                raise BadConfig(f"the environment has no {given.driver_token_env}")
+        serve(
+            engine=given.engine,
+            tokenizer=given.tokenizer,
+            host=given.host,
+            port=given.port,
+            renderer=given.renderer,
+            driver_token=token,
+            enable_thinking=given.enable_thinking,
+        )
+    except BadInput as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
