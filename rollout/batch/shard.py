@@ -22,9 +22,10 @@ from rollout import process
 from rollout.agents.openai_client import close_connections
 from rollout.columns import SCHEMA_VERSION, BatchStamp, samples_to_table
 from rollout.config import BatchConfig
+from rollout.errors import Failure
 from rollout.generate import RolloutResult, RunContext, attempt_rollout, conclude
 from rollout.identity import resolve_rollout_key
-from rollout.outcome import Outcome, RolloutInput
+from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.parity.projections import payload_digest
 from rollout.sample import Sample, Status
 from rollout.session.client import SessionClient
@@ -55,15 +56,24 @@ class ShardResult:
 
 
 async def run_shard(
-    inputs: Sequence[RolloutInput], *, context: RunContext, stamp: BatchStamp, progress: Progress | None = None
+    inputs: Sequence[RolloutInput],
+    *,
+    context: RunContext,
+    stamp: BatchStamp,
+    refused: Sequence[tuple[RolloutInput, Failure]] = (),
+    progress: Progress | None = None,
 ) -> ShardResult:
     """Run every input to its rows. Cancelling ends the rollouts in flight and deletes their sessions.
 
     Args:
         inputs: a shard's, with unique rollout keys (the plan sees to that).
         stamp: the columns that only the batch knows.
+        refused: rollouts of refused prompt rows; they get their rows without a session.
     """
-    results: list[RolloutResult] = []
+    results = [refused_result(given, failure, context) for given, failure in refused]
+    if progress is not None:
+        for result in results:
+            progress(result)
     waiting = iter(sorted(inputs, key=lambda given: given.index))
 
     async def work() -> None:
@@ -79,6 +89,14 @@ async def run_shard(
         for _ in range(min(len(inputs), context.config.concurrency)):
             group.create_task(work())
     return shard_result(results, stamp)
+
+
+def refused_result(given: RolloutInput, failure: Failure, context: RunContext) -> RolloutResult:
+    """A rollout that never ran, because its prompt row was refused (skip_bad_prompts)."""
+    outcome = Outcome(input=given, attempt=0, session_version=context.config.session_version, failure=failure)
+    return RolloutResult(
+        samples=finish([], outcome), tape=None, outcome=outcome, turns=0, sampled_tokens=0, engine_seconds=0.0
+    )
 
 
 def shard_result(results: Sequence[RolloutResult], stamp: BatchStamp) -> ShardResult:

@@ -11,6 +11,7 @@ from rollout.agents.openai_client import close_connections, openai_client
 from rollout.batch.shard import run_shard
 from rollout.columns import SAMPLES_SCHEMA, BatchStamp, table_to_samples
 from rollout.config import make_config
+from rollout.errors import Failure
 from rollout.generate import RunContext
 from rollout.outcome import Outcome, RolloutInput
 from rollout.parity.projections import payload_digest
@@ -117,6 +118,26 @@ async def test_a_rollout_without_a_tape_still_has_its_sessions_row():
     tape, outcome = table_to_tape(shard.trajectories.slice(0, 1).select(TRAJECTORIES_SCHEMA.names[3:-1]))
     assert ("", [], "session_error") == (tape.session_id, tape.exchanges, outcome["failure"]["type"])
     assert ["failed", "completed"] == shard.samples["status"].to_pylist()
+
+
+async def test_a_refused_prompt_row_gets_its_rows_without_a_session():
+    fake, (first, second) = FaultySessions(), inputs(2)
+    async with serving(fake), SessionClient(fake.url) as sessions:
+        context = RunContext(
+            config=make_config(agent="ask"),
+            sessions=sessions,
+            agents={"ask": Agent(name="ask", run=ask)},
+            reward=None,
+            engine={},
+            slots=asyncio.Semaphore(1),
+        )
+        refused, seen = [(second, Failure(type="bad_prompt", message="line 2: not JSON"))], []
+        shard = await run_shard([first], refused=refused, context=context, stamp=STAMP, progress=seen.append)
+        await close_connections()
+    assert (1, 2) == (len(fake.sessions), len(seen))
+    assert ["completed", "failed"] == shard.samples["status"].to_pylist()
+    assert {"type": "bad_prompt", "message": "line 2: not JSON"} == shard.samples["failure"][1].as_py()
+    assert {"bad_prompt": 1} == shard.counts["failures"]
 
 
 async def test_an_empty_shard_has_empty_tables_of_the_frozen_schemas():
