@@ -75,7 +75,10 @@ def bind(host: str, port: int) -> socket.socket:
     return held
 
 
-async def _serve(checkpoint: Checkpoint, held: socket.socket, options: argparse.Namespace) -> None:
+async def _serve(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, held: socket.socket, options: argparse.Namespace
+) -> None:
+    # Imported late: what can be refused is refused before the second that torch takes.
     import torch
     from aiohttp import web
 
@@ -84,7 +87,6 @@ async def _serve(checkpoint: Checkpoint, held: socket.socket, options: argparse.
     from rollout.engine.serving import EngineServer, Served
 
     torch.set_num_threads(1)
-    tokenizer = Tokenizer(checkpoint.directory)
     model = load_model(checkpoint, device=options.device)
     eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     scheduler = Scheduler(
@@ -130,7 +132,8 @@ def main() -> None:
     os.environ.update(_ONE_THREAD)
     try:
         with bind(options.host, options.port) as held:
-            asyncio.run(_serve(read_checkpoint(options.model), held, options))
+            checkpoint = read_checkpoint(options.model)
+            asyncio.run(_serve(checkpoint, Tokenizer(checkpoint.directory), held, options))
     except BadInput as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(2)

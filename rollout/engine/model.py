@@ -254,5 +254,6 @@ def load_model(checkpoint: Checkpoint, *, device: str = "cpu", block: int | None
                 for name in file.keys():  # noqa: SIM118 (not a dict)
                     weights[name] = file.get_tensor(name).to(device=target, dtype=torch.float32)
     except (SafetensorError, OSError, RuntimeError, AssertionError) as error:
-        raise BadCheckpoint(f"{checkpoint.directory}: cannot be loaded on {device} ({error})") from error
+        reason = " ".join(str(error).split())
+        raise BadCheckpoint(f"{checkpoint.directory}: cannot be loaded on {device} ({reason})") from error
     return Qwen3(checkpoint.config, weights, block=block)

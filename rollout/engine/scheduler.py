@@ -5,9 +5,12 @@ gives every running request one token, in blocks of the model's width. What a re
 on its own prompt, parameters and seed: see `model` and `sampler` for why. Nothing of one request is
 reused for another, so `cached_tokens` is always 0.
 
-What limits speed (profile of a 16-wide decode step, 4 layers of hidden 128, contexts of 250 tokens):
-attention row by row 37 %, matrix products 20 %, the rest is the overhead of about 1,500 small torch
-calls; sampling takes 5 %. A step that is 1 wide costs a third of one that is 16 wide.
+What limits speed (CPU time on one idle core; hidden 128, 4 layers, vocabulary 463): a decode step
+that is 16 wide takes 2.3 ms behind contexts of 250 tokens, 1 wide 0.9 ms; sampling 0.16 ms; a
+prompt of 200 tokens 5.9 ms. So about 6,500 tokens/s 16 wide, and about 2,500 when every 25 tokens
+need a prompt of 200 first. In the step, attention's kernels take about half (they
+run row by row), the row loop's calls a fifth, matrix products a fifth. Prefill is at the core's
+arithmetic limit; only reusing prefixes would save more, and cached_tokens would have to say so.
 """
 
 from __future__ import annotations
