@@ -92,6 +92,7 @@ def _render(
             thinking=request.thinking,
             template=request.template,
             history=_LazyHistory(parent, tito if plain else None),
+            cut=parent.truncated,
         )
     except ValueError as error:
         raise CannotRender(str(error)) from error

@@ -60,9 +60,12 @@ def parse(
     unreadable = len(attempts) - len(calls) if tools and stopped else 0
     if attempts:
         parsed = _without_calls(renderer, tokenizer, prompt_ids, output_ids, attempts, stop_token_ids)
-    content, reasoning = parsed.content, parsed.reasoning_content
+    content, reasoning = (
+        _unstripped(parsed.content, _text(tokenizer, output_ids, stop_token_ids)),
+        parsed.reasoning_content,
+    )
     if parsed.reasoning_complete is False and stopped:
-        content, reasoning = _text(tokenizer, output_ids, stop_token_ids).strip(), None
+        content, reasoning = _text(tokenizer, output_ids, stop_token_ids), None
     if stopped and isinstance(matched, str):
         content = content[: content.rfind(matched)] if matched in content else content
     return ParsedMessage(content=content, reasoning_content=reasoning, unreadable_calls=unreadable)
@@ -107,6 +110,13 @@ def _without_calls(
     text = tokenizer.decode(head_ids)
     gap = text[len(text.rstrip()) :] if head.content else ""
     return ParsedResponse(content=(head.content + gap + tail).strip(), reasoning_content=head.reasoning_content)
+
+
+def _unstripped(content: str, text: str) -> str:
+    """The content with the white space that renderers take off its ends: a replay must say what was sampled."""
+    if content == text.strip():
+        return text
+    return content + text[len(text.rstrip()) :] if content else content
 
 
 def _visible(output_ids: list[int], stop_token_ids: list[int]) -> list[int]:

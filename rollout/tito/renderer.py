@@ -6,6 +6,7 @@ turn's own ids, or, where the bridge refuses, what a full render has behind the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -134,6 +135,7 @@ class Tito:
         thinking: bool,
         history: Sequence[Message],
         template: Mapping[str, Any] | None = None,
+        cut: bool = False,
     ) -> Rendered | None:
         """What the next turn appends behind `prompt_ids` and `output_ids`, all of which are kept.
 
@@ -142,6 +144,8 @@ class Tito:
             output_ids: all ids sampled in that turn.
             history: the messages before `new_messages`, that turn's answer last; read only where
                 the bridge refuses.
+            cut: that turn ended by length. It is not closed then: nothing stands between its last id
+                and the next turn-open token (as in the reference's recorded conversations).
 
         Returns:
             The appended ids; None where the kept turn cannot be found in a full render.
@@ -150,16 +154,18 @@ class Tito:
             CannotRender: in the renderer's words.
         """
         renderer = self._renderer(thinking, template)
-        ids, refusal, bridged = self._bridge(renderer, prompt_ids, output_ids, new_messages, tools)
-        if bridged is not None:
-            return Rendered(ids=ids, open_length=_open_length(bridged))
+        refusal: str | None = "cut_turn"
+        if not cut:
+            ids, refusal, bridged = self._bridge(renderer, prompt_ids, output_ids, new_messages, tools)
+            if bridged is not None:
+                return Rendered(ids=ids, open_length=_open_length(bridged))
         whole = self._render([*history, *new_messages], tools, thinking, template)
-        close = _close_of(whole, len(history) - 1)
-        if close is None:
+        found = _end_of(whole, len(history) - 1)
+        if found is None:
             return None
-        closing = self._closing(renderer, prompt_ids, output_ids, whole.token_ids[close])
-        ids = [*closing, *whole.token_ids[close + 1 :]]
-        return Rendered(ids=ids, open_length=_open_length(whole), refusal=refusal)
+        close, end = found
+        between = [] if cut else self._between(renderer, prompt_ids, output_ids, whole.token_ids[close:end])
+        return Rendered(ids=[*between, *whole.token_ids[end:]], open_length=_open_length(whole), refusal=refusal)
 
     def _bridge(
         self,
@@ -187,10 +193,25 @@ class Tito:
             return [], "sampled_ids_dropped", None
         return bridged.token_ids[len(kept) :], None, bridged
 
+    def _between(
+        self, renderer: Renderer, prompt_ids: Sequence[int], output_ids: Sequence[int], rendered_end: list[int]
+    ) -> list[int]:
+        """Ids between a kept turn and the next turn-open token.
+
+        Args:
+            rendered_end: how the full render ends the kept message: its close token and what follows.
+        """
+        close, behind = rendered_end[0], rendered_end[1:]
+        if output_ids and output_ids[-1] == close:
+            return behind
+        if output_ids and output_ids[-1] in self.stop_token_ids:
+            return []  # another end than the template's own: nothing is put behind it
+        return [*self._closing(renderer, prompt_ids, output_ids, close), *behind]
+
     def _closing(
         self, renderer: Renderer, prompt_ids: Sequence[int], output_ids: Sequence[int], close: int
     ) -> list[int]:
-        """Ids that end the kept turn as the bridge would end it: none if it sampled its close token.
+        """Ids with which the bridge would end a turn that did not sample its end.
 
         Asked of the bridge with a message of our own, from whose ids those behind a turn that closed
         itself are taken off.
@@ -200,7 +221,7 @@ class Tito:
         clean, clean_refusal, _ = self._bridge(renderer, prompt_ids, [close], probe, None)
         if refusal is None and clean_refusal is None and ids[len(ids) - len(clean) :] == clean:
             return ids[: len(ids) - len(clean)]
-        return [] if output_ids and output_ids[-1] in self.stop_token_ids else [close]
+        return [close]
 
     def parse(
         self,
@@ -237,11 +258,27 @@ class Tito:
 
 
 def _prepared(messages: Sequence[Message]) -> Any:
-    """Messages as every renderer takes them: content always text, a list of text parts joined."""
-    return [
-        message if isinstance(message.get("content"), str) else {**message, "content": content_text(message)}
-        for message in messages
-    ]
+    """Messages as every renderer takes them: content is text, tool arguments are objects where they can be read."""
+    prepared = []
+    for message in messages:
+        if not isinstance(message.get("content"), str):
+            message = {**message, "content": content_text(message)}
+        if message.get("tool_calls"):
+            message = {**message, "tool_calls": [_with_arguments(call) for call in message["tool_calls"]]}
+        prepared.append(message)
+    return prepared
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its JSON text read: a family spells arguments its own way. Other text stays as it is."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def content_text(message: Mapping[str, Any]) -> str:
@@ -261,13 +298,19 @@ def _open_length(rendered: RenderedTokens) -> int:
     return len(indices)
 
 
-def _close_of(rendered: RenderedTokens, message: int) -> int | None:
-    """Place of a rendered assistant message's close token: its last id that a model would sample."""
+def _end_of(rendered: RenderedTokens, message: int) -> tuple[int, int] | None:
+    """Where a rendered assistant message ends: the place of its close token, and the end of all its ids.
+
+    The close token is its last id that a model would sample; what follows is the template's.
+    """
     if not len(rendered.message_indices) == len(rendered.sampled_mask) == len(rendered.token_ids):
         return None
+    end = None
     for place in range(len(rendered.token_ids) - 1, -1, -1):
-        if rendered.message_indices[place] == message and rendered.sampled_mask[place]:
-            return place
+        if rendered.message_indices[place] == message:
+            end = end or place + 1
+            if rendered.sampled_mask[place]:
+                return place, end
     return None
 
 
