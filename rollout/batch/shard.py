@@ -23,8 +23,7 @@ from rollout.agents.openai_client import close_connections
 from rollout.columns import SCHEMA_VERSION, BatchStamp, samples_to_table
 from rollout.config import BatchConfig
 from rollout.errors import Failure
-from rollout.errors import Failure
-from rollout.generate import Attempted, RolloutResult, RunContext, attempt_rollout, conclude
+from rollout.generate import RolloutResult, RunContext, attempt_rollout, conclude
 from rollout.identity import resolve_rollout_key
 from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.parity.projections import payload_digest
@@ -81,12 +80,11 @@ async def run_shard(
         for given in waiting:
             async with context.slots:
                 last = await attempt_rollout(given, context)
-            keep(await conclude(last, context))
+            result = await conclude(last, context)
+            results.append(result)
+            if progress is not None:
+                progress(result)
 
-    version = context.config.session_version
-    for given, failure in refused:
-        outcome = Outcome(input=given, attempt=0, session_version=version, failure=failure)
-        keep(await conclude(Attempted(outcome=outcome), context))
     async with asyncio.TaskGroup() as group:
         for _ in range(min(len(inputs), context.config.concurrency)):
             group.create_task(work())

@@ -12,7 +12,6 @@ from rollout.batch.shard import run_shard
 from rollout.columns import SAMPLES_SCHEMA, BatchStamp, table_to_samples
 from rollout.config import make_config
 from rollout.errors import Failure
-from rollout.errors import Failure
 from rollout.generate import RunContext
 from rollout.outcome import Outcome, RolloutInput
 from rollout.parity.projections import payload_digest
@@ -48,7 +47,7 @@ def inputs(n, turns=lambda k: 1):
     ]
 
 
-async def run(fake, given, *, slots=4, together=1, progress=None, refused=(), **options):
+async def run(fake, given, *, slots=4, together=1, progress=None, **options):
     config = make_config(**{"agent": "ask", "concurrency": slots, **options})
     async with serving(fake), SessionClient(fake.url) as sessions:
         context = RunContext(
@@ -62,9 +61,7 @@ async def run(fake, given, *, slots=4, together=1, progress=None, refused=(), **
         size = len(given) // together
         try:
             shards = [
-                run_shard(
-                    given[size * k : size * (k + 1)], context=context, stamp=STAMP, refused=refused, progress=progress
-                )
+                run_shard(given[size * k : size * (k + 1)], context=context, stamp=STAMP, progress=progress)
                 for k in range(together)
             ]
             return await asyncio.gather(*shards)
@@ -140,19 +137,6 @@ async def test_a_refused_prompt_row_gets_its_rows_without_a_session():
     assert (1, 2) == (len(fake.sessions), len(seen))
     assert ["completed", "failed"] == shard.samples["status"].to_pylist()
     assert {"type": "bad_prompt", "message": "line 2: not JSON"} == shard.samples["failure"][1].as_py()
-    assert {"bad_prompt": 1} == shard.counts["failures"]
-
-
-async def test_a_refused_prompt_row_is_a_failed_row_in_its_place_and_opens_no_session():
-    """G25: of a file with a bad row, the others run and the bad one is recorded."""
-    first, bad, last = inputs(3)
-    seen, fake = [], FaultySessions()
-    failure = Failure(type="bad_prompt", message="messages is missing")
-    (shard,) = await run(fake, [last, first], refused=[(bad, failure)], progress=seen.append)
-    rows = shard.samples.select(["index", "status", "failure"]).to_pylist()
-    kinds = [(row["index"], row["status"], row["failure"] and row["failure"]["type"]) for row in rows]
-    assert [(0, "completed", None), (1, "failed", "bad_prompt"), (2, "completed", None)] == kinds
-    assert ([0, 0, 1, 2, 2], 2, 3) == (shard.trajectories["index"].to_pylist(), len(fake.sessions), len(seen))
     assert {"bad_prompt": 1} == shard.counts["failures"]
 
 
