@@ -13,6 +13,7 @@ import pyarrow as pa
 from rollout.columns import BatchStamp
 from rollout.engine.generation import Generation
 from rollout.engine.tiny import CHECKPOINT
+from rollout.errors import SessionRefused
 from rollout.generate import RolloutResult
 from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.sample import Sample, WeightSpan
@@ -137,3 +138,38 @@ def tables(*results: RolloutResult) -> tuple[pa.Table, pa.Table]:
 
     shard = shard_result(results, STAMP)
     return shard.samples, shard.trajectories
+
+
+def play(talk: Conversation, steps: list[Any]) -> None:
+    """Play what `strategies.conversations` draws; refused requests change nothing and are passed over."""
+    histories: list[list[dict[str, Any]]] = []
+    for step in steps:
+        begun = []
+        for request in step if isinstance(step, list) else [step]:
+            messages = [*_base(histories, request), *request["new"]]
+            try:
+                turn = talk.begin(messages, **({"tools": TOOLS} if request["tools"] else {}))
+            except SessionRefused:
+                continue
+            begun.append((messages, turn, request))
+        # The later requests finish first: commit order is not the order of arrival.
+        for messages, turn, request in reversed(begun):
+            histories.append([*messages, talk.commit(turn, request["text"], request["finish"])])
+
+
+def _base(histories: list[list[dict[str, Any]]], request: dict[str, Any]) -> list[dict[str, Any]]:
+    if request["base"] is None or request["base"] >= len(histories):
+        return [user("hello")]
+    history = histories[-1 - request["base"]]
+    if not request["respell"]:
+        return history
+    return [_respelled(message) if message["role"] == "assistant" else message for message in history]
+
+
+def _respelled(message: dict[str, Any]) -> dict[str, Any]:
+    """As another client library sends it back: null for no text, no empty list of calls, other JSON spacing."""
+    calls = [
+        {**one, "function": {**one["function"], "arguments": one["function"]["arguments"].replace('": ', '":')}}
+        for one in message.get("tool_calls") or []
+    ]
+    return {**message, "content": message["content"] or None, "tool_calls": calls or None}

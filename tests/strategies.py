@@ -112,3 +112,46 @@ def sampling_params(draw: st.DrawFn, vocabulary: int = 24) -> SamplingParams:
         logit_bias=draw(st.dictionaries(tokens, st.floats(-5, 5), max_size=2)),
         sampling_seed=draw(st.integers(-(2**63), 2**63 - 1)),
     )
+
+
+# Parity: conversations
+
+SMALL_VOCABULARY = 896
+"""Ids that a script may sample, control tokens among them: the shipped tokenizer has so many."""
+
+_roles = st.sampled_from(["user", "user", "user", "tool", "system", "assistant"])
+_replies = st.sampled_from(
+    [
+        "ok",
+        "",
+        "Answer: 7",
+        '<tool_call>\n{"name": "lookup", "arguments": {"key": "a"}}\n</tool_call>',
+        'two <tool_call>\n{"name": "lookup", "arguments": {"key": "b"}}\n</tool_call>',
+        '<tool_call>\n{"name": "lookup", "arguments": {"key" "b"}}\n</tool_call>',
+        "<think>\nhm\n</think>\n\nyes",
+        "a <|im_end|> inside",
+        "ü東 \n\n",
+    ]
+)
+
+
+@st.composite
+def _requests(draw: st.DrawFn) -> dict[str, Any]:
+    """What one request adds to which earlier history (0: the newest; null: a new conversation)."""
+    messages = st.builds(lambda role, text: {"role": role, "content": text}, _roles, texts)
+    return {
+        "base": draw(st.sampled_from([0, 0, 0, 0, 0, 1, 1, 2, 3, None])),
+        "new": draw(st.lists(messages, max_size=3)),
+        "text": draw(_replies | texts | st.lists(st.integers(0, SMALL_VOCABULARY - 1), min_size=1, max_size=5)),
+        "finish": draw(st.sampled_from(["stop"] * 8 + ["length", "abort"])),
+        "tools": draw(st.booleans()),
+        "respell": draw(st.booleans()),
+    }
+
+
+conversations = st.lists(_requests() | st.lists(_requests(), min_size=2, max_size=3), min_size=1, max_size=8)
+"""Steps of a conversation: a request, or several that run beside each other.
+
+Appended turns, retries and branches (an older base), compaction (no base), injected assistants,
+respelled replies, cut and aborted turns; what a session refuses is part of it.
+"""
