@@ -1,6 +1,6 @@
 """Continuous batching: requests join and leave between steps, and none of it shows in their bits.
 
-One step prefills waiting requests, one after another and at most PREFILL_TOKENS tokens in all, then
+One step prefills waiting requests, piece by piece until PREFILL_TOKENS tokens are computed, then
 gives every running request one token, in blocks of the model's width. What a request gets depends
 on its own prompt, parameters and seed: see `model` and `sampler` for why. Nothing of one request is
 reused for another, so `cached_tokens` is always 0.
@@ -8,9 +8,9 @@ reused for another, so `cached_tokens` is always 0.
 What limits speed (CPU time on one idle core; hidden 128, 4 layers, vocabulary 463): a decode step
 that is 16 wide takes 2.3 ms behind contexts of 250 tokens, 1 wide 0.9 ms; sampling 0.16 ms; a
 prompt of 200 tokens 5.9 ms. So about 6,500 tokens/s 16 wide, and about 2,500 when every 25 tokens
-need a prompt of 200 first. In the step, attention's kernels take about half (they
-run row by row), the row loop's calls a fifth, matrix products a fifth. Prefill is at the core's
-arithmetic limit; only reusing prefixes would save more, and cached_tokens would have to say so.
+need a prompt of 200 first. In the step, attention's kernels take about half (they run row by row),
+the row loop's calls a fifth, matrix products a fifth. Prefill is at the core's arithmetic limit;
+only reusing prefixes would save more, and cached_tokens would have to say so.
 """
 
 from __future__ import annotations
