@@ -27,7 +27,7 @@ from rollout.lake.planfile import Plan
 from rollout.lake.reading import newest_batch_row
 from rollout.lake.schema import SCHEMA_VERSIONS, TableName, conform, rows_to_table
 from rollout.lake.staging import require_all, staged_shards, verify, verify_file
-from rollout.lake.tables import Commit, add_action, commit_once, create_tables, transaction
+from rollout.lake.tables import Commit, add_action, commit_once, create_tables, open_table, transaction
 
 CLOSED = ("quarantined", "discarded")
 
@@ -44,20 +44,25 @@ class Published:
 def batch_status(paths: LakePaths, batch_id: str) -> str | None:
     """published, quarantined, discarded or released; None for a batch that is not known or not decided yet.
 
-    A batch whose publication stopped before its samples commit is not decided: publish it again.
+    The samples commit decides: a publication that stopped before it is no status (publish again), a release
+    that did leaves the batch quarantined.
     """
     row = newest_batch_row(paths, batch_id)
     if row is None:
         return None
     status = str(row["status"])
-    if status == "published" and transaction(paths, "samples", batch_id) is None:
-        return None
+    if status in ("published", "released") and published_version(paths, batch_id) is None:
+        return None if status == "published" else "quarantined"
     return status
 
 
 def published_version(paths: LakePaths, batch_id: str) -> int | None:
-    """Version of the samples table that made the batch visible, None if it is not published."""
-    return transaction(paths, "samples", batch_id)
+    """Version of the samples table that made the batch visible, by publishing or release; None if it is not."""
+    table = open_table(paths, "samples")
+    if table is None:
+        return None
+    versions = (table.transaction_version(app_id) for app_id in (batch_id, f"{batch_id}/release"))
+    return next((version for version in versions if version is not None), None)
 
 
 def publish_batch(

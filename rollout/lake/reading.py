@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from rollout.errors import BadLake
 from rollout.lake.paths import LakePaths, check_batch_id
 from rollout.lake.schema import TableName
 from rollout.lake.tables import open_table
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def scan_samples(lake: str | Path | LakePaths, batch: str | None = None) -> pl.LazyFrame:
@@ -51,6 +52,8 @@ def newest_batch_row(paths: LakePaths, batch_id: str) -> dict[str, Any] | None:
 
 
 def _scan(lake: str | Path | LakePaths, name: TableName, batch: str | None) -> pl.LazyFrame:
+    import polars as pl  # a third of this package's import time, and staging needs none of it
+
     paths = lake if isinstance(lake, LakePaths) else LakePaths(lake)
     table = open_table(paths, name)
     if table is None:

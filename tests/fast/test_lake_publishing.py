@@ -358,6 +358,19 @@ def test_the_newest_row_of_a_batch_wins(paths):
     assert "discarded" == batch_status(paths, "b1")
 
 
+def test_a_release_counts_once_its_samples_are_committed_and_is_never_published_again(paths):
+    plan = plan_batch()
+    manifests = stage_all(paths, plan)
+    quarantine(paths, plan, manifests)
+    released = publishing._write_rows(paths, "b1", "batches", publishing._batch_table(plan, {}, "released"))
+    tables.commit_once(paths, "batches", "b1/release", [released], {})
+    assert "quarantined" == batch_status(paths, "b1"), "its samples commit is missing"
+    version = tables.commit_once(paths, "samples", "b1/release", [], {"batch_id": "b1"}).version
+    assert "released" == batch_status(paths, "b1")
+    result = publish(paths, plan, manifests)
+    assert (True, version) == (result.already, result.version)
+
+
 # Quarantine
 
 
