@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from openai import APIStatusError, AsyncOpenAI
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollout.agents.openai_client import is_full, openai_client
 from rollout.agents.tools import run_tool
 from rollout.engine.tiny.phrases import REASK
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 MAX_TURNS = 8
 """Model calls of one loop; a model that never answers ends there."""
@@ -58,7 +59,7 @@ class ToolLoop:
                     messages=messages,  # type: ignore[arg-type]
                     extra_body=self.body,
                 )
-            except APIStatusError as error:
+            except Exception as error:
                 if is_full(error):
                     return "full"
                 raise

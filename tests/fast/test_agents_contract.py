@@ -1,6 +1,7 @@
 """The agent contract: found by entry points, checked before a rollout runs, ended at its deadline."""
 
 import asyncio
+import subprocess
 import sys
 import time
 
@@ -239,3 +240,11 @@ async def test_a_cancelled_driver_cancels_its_agent():
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.wait_for(ended.wait(), 1)
+
+
+def test_loading_the_built_in_agents_imports_no_openai():
+    """A dry run loads agents to check them and answers in half a second; importing openai alone takes as long."""
+    names = [part.name for part in list_parts(AGENTS) if part.package.startswith("rollout-lake ")]
+    code = f"import sys\nfrom rollout.agents.contract import load_agent\n[load_agent(n) for n in {names}]\n"
+    code += "sys.exit('openai' in sys.modules)"
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
