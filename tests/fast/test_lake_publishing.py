@@ -166,6 +166,45 @@ def test_a_publisher_killed_around_any_commit_is_finished_by_the_next(paths, mon
     assert [16, 24, 12, 1] == row_counts(paths)
 
 
+@pytest.mark.parametrize("name", ["trajectories", "parity", "batches", "samples"])
+def test_a_publisher_overtaken_between_its_look_up_and_its_commit_adds_nothing(paths, monkeypatch, name):
+    """Its snapshot says that the batch is new; the commit on that snapshot must be refused, not rebased."""
+    write = tables.write_transaction
+    plan = plan_batch()
+    manifests = stage_all(paths, plan)
+    overtaking = []
+
+    def overtaken(table, table_name, *rest):
+        if table_name == name and not overtaking:
+            overtaking.append(True)
+            overtaking.append(publish(paths, plan, manifests))
+        write(table, table_name, *rest)
+
+    monkeypatch.setattr(tables, "write_transaction", overtaken)
+    assert publish(paths, plan, manifests).already
+    assert not overtaking[1].already
+    assert [16, 24, 12, 1] == row_counts(paths)
+
+
+def test_a_publisher_overtaken_by_another_batch_still_tells_its_own_version(paths, monkeypatch):
+    """A commit that was rebased by automatic retries would carry the version of the other's commit."""
+    write = tables.write_transaction
+    plans = [plan_batch("a1"), plan_batch("b2")]
+    staged = [stage_all(paths, plan) for plan in plans]
+
+    def overtaken(table, name, *rest):
+        if name == "samples":
+            monkeypatch.undo()
+            publish(paths, plans[1], staged[1])
+        write(table, name, *rest)
+
+    monkeypatch.setattr(tables, "write_transaction", overtaken)
+    publish(paths, plans[0], staged[0])
+    history = {c["version"]: c.get("batch_id") for c in DeltaTable(paths.table_uri("samples")).history()}
+    assert {published_version(paths, batch_id): batch_id for batch_id in ("a1", "b2")}.items() <= history.items()
+    assert [32, 48, 24, 2] == row_counts(paths)
+
+
 def test_a_storage_that_never_answers_gives_up_and_a_later_publish_works(paths, monkeypatch):
     def fault_no_answer(*args):
         raise OSError("no route to host")
