@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import zlib
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from rollout.session.settings import SessionSettings
 from rollout.tito.renderer import Tito
 from rollout.tito.tokenizer import load_tokenizer
 
+VECTORS = Path(__file__).parent / "vectors"
 START = datetime(2026, 12, 2, 8, 0, 0, 123456, tzinfo=UTC)
 STAMP = BatchStamp(batch_id="b", run_date=date(2026, 12, 2), shard=0, engine={"name": "scripted"}, created_at=START)
 TOOLS = [
@@ -173,3 +176,64 @@ def _respelled(message: dict[str, Any]) -> dict[str, Any]:
         for one in message.get("tool_calls") or []
     ]
     return {**message, "content": message["content"] or None, "tool_calls": calls or None}
+
+
+def play_vector(talk: Conversation, vector: dict[str, Any]) -> None:
+    """Play one recorded conversation of tests/vectors: its requests and what its engine sampled."""
+    replies: dict[int, dict[str, Any]] = {}
+    for step in vector["steps"]:
+        requests = step["requests"] if step["op"] == "overlap" else [step] if step["op"] == "chat" else []
+        begun = [_begin_recorded(talk, vector, request, replies) for request in requests]
+        for place in step.get("finish_order", range(len(begun))):
+            if begun[place] is not None:
+                _commit_recorded(talk, begun[place], requests[place], replies)
+
+
+def _begin_recorded(
+    talk: Conversation, vector: dict[str, Any], request: dict[str, Any], replies: dict[int, Any]
+) -> Any:
+    body = {"chat_template_kwargs": {"enable_thinking": vector["thinking"]}}
+    if vector["tools"]:
+        body["tools"] = vector["tools"]
+    try:
+        return talk.begin([_recorded(message, replies) for message in request["messages"]], **body)
+    except SessionRefused:
+        return None
+
+
+def _commit_recorded(talk: Conversation, turn: Any, request: dict[str, Any], replies: dict[int, Any]) -> None:
+    engine = request["engine"]
+    if "error" in engine:
+        talk.session.release(turn)
+        return
+    replies[request["reply"]] = talk.commit(
+        turn,
+        engine["ids"],
+        engine["finish"],
+        output_log_probs_O=np.array(engine["logprobs"], np.float64),
+        cached_tokens=engine["cached_tokens"],
+        weight_version=engine["weight_version"],
+    )
+
+
+def _recorded(message: dict[str, Any], replies: dict[int, Any]) -> dict[str, Any]:
+    if "$reply" in message:
+        reply, spelling = replies[message["$reply"]], message.get("spelling")
+        if spelling == "reordered":
+            return VECTOR_CHECK.reorder(reply)
+        return VECTOR_CHECK.respell(reply, message["seed"]) if spelling == "client" else reply
+    if "tool_call_id" in message:
+        reply, place = message["tool_call_id"]["$call"]
+        return {**message, "tool_call_id": replies[reply]["tool_calls"][place]["id"]}
+    return message
+
+
+def _load_check() -> Any:
+    spec = importlib.util.spec_from_file_location("vector_check", VECTORS / "check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+VECTOR_CHECK = _load_check()
+"""The vectors' own checker, for how a client library spells a reply that it sends back."""

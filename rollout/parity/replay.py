@@ -7,6 +7,7 @@ for the verdict, not an error.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
@@ -66,7 +67,8 @@ def replay(tape: Tape, *, version: SessionVersion, tito: Tito, only: Sequence[in
     client = ClientSide(tape)
     recorded: list[int] = []
     for seq in range(len(tape.exchanges)) if only is None else only:
-        seen = sum(earlier < client.seen(seq) for earlier in recorded)
+        # Of the exchanges replayed here, those that were committed when this request came in.
+        seen = bisect_left(recorded, client.seen(seq))
         stop = _play(session, tape, client, seq, seen)
         if stop is not None:
             return Replay(session=session, stop=stop)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
-from multiprocessing import get_context
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from rollout.columns import SCHEMA_VERSION
 from rollout.errors import ParityFailed, describe
@@ -24,7 +20,6 @@ from rollout.parity.rows import Row, rows_of
 from rollout.parity.verdict import Verdict, judge_rows
 from rollout.session.tape import Tape, table_to_tape
 from rollout.tito.renderer import Tito
-from rollout.tito.tokenizer import load_tokenizer
 
 CHECK = "replay"
 MAX_NAMED = 3
@@ -40,14 +35,12 @@ def validate_tables(
     engine: str,
     created_at: datetime,
     indexes: Iterable[int] = (),
-    progress: Callable[[int], None] | None = None,
 ) -> pa.Table:
     """One row of the parity table per rollout, by index, from staged tables as they were read back.
 
     Args:
         engine: name of the engine that the rollouts ran on (column engine_a).
         indexes: rollouts that must be there; one without rows or tape is `differs`.
-        progress: called with 1 after each rollout.
     """
     rows = _rows_by_index(samples)
     tapes = _tapes_by_index(trajectories)
@@ -55,8 +48,6 @@ def validate_tables(
     for index in sorted({*rows, *tapes, *indexes}):
         verdict, key = _verdict(index, rows.get(index, []), tapes.get(index), tito)
         found.append(_parity_row(verdict, index, key, batch_id=batch_id, engine=engine, created_at=created_at))
-        if progress is not None:
-            progress(1)
     return rows_to_table(found, "parity")
 
 
@@ -189,50 +180,3 @@ def _name(row: dict[str, Any]) -> str:
     if not paths:
         return f"rollout {row['index']}: {row['reason']}"
     return f"rollout {row['index']}: {paths[0]}" + (f" (+{len(paths) - 1} paths)" if len(paths) > 1 else "")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParityJob:
-    """One shard's parity as another process can do it: tables as parquet paths or Arrow IPC streams."""
-
-    samples: str | bytes
-    trajectories: str | bytes
-    tokenizer: str
-    renderer: str
-    batch_id: str
-    engine: str
-    created_at: datetime
-    indexes: Sequence[int] = field(default_factory=tuple)
-
-
-def validate_job(job: ParityJob) -> pa.Table:
-    """`validate_tables` on one job; picklable both ways, for pools of spawned processes."""
-    return validate_tables(
-        _load(job.samples),
-        _load(job.trajectories),
-        _tito(job.tokenizer, job.renderer),
-        batch_id=job.batch_id,
-        engine=job.engine,
-        created_at=job.created_at,
-        indexes=job.indexes,
-    )
-
-
-def validate_jobs(jobs: Sequence[ParityJob], *, processes: int) -> pa.Table:
-    """The parity rows of all `jobs`, in their order, done by `processes` spawned processes (1: here)."""
-    if processes <= 1 or len(jobs) <= 1:
-        return pa.concat_tables([validate_job(job) for job in jobs])
-    with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
-        return pa.concat_tables(list(pool.map(validate_job, jobs)))
-
-
-@lru_cache(maxsize=4)
-def _tito(tokenizer: str, renderer: str) -> Tito:
-    return Tito(load_tokenizer(tokenizer), renderer)
-
-
-def _load(source: str | bytes) -> pa.Table:
-    if isinstance(source, str):
-        return pq.read_table(source, partitioning=None)
-    with pa.ipc.open_stream(source) as reader:
-        return reader.read_all()
