@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 
 from rollout.columns import SCHEMA_VERSION
 from rollout.errors import ParityFailed, describe
-from rollout.identity import resolve_rollout_key
 from rollout.lake.schema import rows_to_table
 from rollout.outcome import Outcome
-from rollout.parity.rows import Row, rows_of
+from rollout.parity.rows import rows_of
 from rollout.parity.verdict import Verdict, judge_rows
 from rollout.session.tape import Tape, table_to_tape
 from rollout.tito.renderer import Tito
@@ -42,45 +41,40 @@ def validate_tables(
         engine: name of the engine that the rollouts ran on (column engine_a).
         indexes: rollouts that must be there; one without rows or tape is `differs`.
     """
-    rows = _rows_by_index(samples)
-    tapes = _tapes_by_index(trajectories)
+    rows, tapes = _by_index(samples), _by_index(trajectories)
     found = []
     for index in sorted({*rows, *tapes, *indexes}):
-        verdict, key = _verdict(index, rows.get(index, []), tapes.get(index), tito)
+        verdict = _verdict(rows.get(index), tapes.get(index), tito)
+        key = _key(rows.get(index), index)
         found.append(_parity_row(verdict, index, key, batch_id=batch_id, engine=engine, created_at=created_at))
     return rows_to_table(found, "parity")
 
 
-def _rows_by_index(samples: pa.Table) -> dict[int, list[Row]]:
-    places: dict[int, list[Row]] = {}
-    for row in rows_of(samples):
-        places.setdefault(row["index"], []).append(row)
-    for group in places.values():
-        group.sort(key=lambda row: int(row["sibling"]))
-    return places
-
-
-def _tapes_by_index(trajectories: pa.Table) -> dict[int, pa.Table]:
+def _by_index(table: pa.Table) -> dict[int, pa.Table]:
     places: dict[int, list[int]] = {}
-    for position, index in enumerate(trajectories.column("index").to_pylist()):
+    for position, index in enumerate(table.column("index").to_pylist()):
         places.setdefault(index, []).append(position)
-    return {index: trajectories.take(positions) for index, positions in places.items()}
+    return {index: table.take(positions) for index, positions in places.items()}
 
 
-def _verdict(index: int, rows: list[Row], table: pa.Table | None, tito: Tito) -> tuple[Verdict, int]:
-    """The verdict on one rollout and its rollout_key; what cannot be read or replayed differs."""
-    key: int = rows[0]["rollout_key"] if rows else index
-    if table is None:
-        return Verdict(verdict="differs", reason="no tape: the rollout's trajectory is missing"), key
+def _key(rows: pa.Table | None, index: int) -> int:
+    """The rollout_key of a parity row: as the samples have it, else the index."""
+    return index if rows is None else int(rows.column("rollout_key")[0].as_py())
+
+
+def _verdict(rows: pa.Table | None, exchanges: pa.Table | None, tito: Tito) -> Verdict:
+    """The verdict on one rollout from its rows of both tables; what cannot be read or replayed differs."""
+    if exchanges is None:
+        return Verdict(verdict="differs", reason="no tape: the rollout's trajectory is missing")
+    if rows is None:
+        return Verdict(verdict="differs", reason="no rows: the rollout's samples are missing")
     try:
-        tape, outcome = read_tape(table)
-        if not rows:
-            key = resolve_rollout_key(outcome.input.rollout_id, index)
-            return Verdict(verdict="differs", reason="no rows: the rollout's samples are missing"), key
-        return judge_rows(tape, outcome, rows, tito), key
+        tape, outcome = read_tape(exchanges)
+        staged = sorted(rows_of(rows), key=lambda row: int(row["sibling"]))
+        return judge_rows(tape, outcome, staged, tito)
     except Exception as error:
-        # One rollout's broken tape must not hide the verdicts on the others, and proves nothing.
-        return Verdict(verdict="differs", reason=f"broken tape: {describe(error)}"), key
+        # One broken rollout must not hide the verdicts on the others, and proves nothing.
+        return Verdict(verdict="differs", reason=f"broken: {describe(error)}")
 
 
 def read_tape(table: pa.Table) -> tuple[Tape, Outcome]:

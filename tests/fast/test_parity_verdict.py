@@ -268,9 +268,9 @@ TAPE_FLIPS = [
     ("appended_messages", lambda text: text.replace("12", "13"), "own replay", "exchange[1].prompt_ids["),
     ("finish", lambda finish: "length", "own replay", "exchange[2]: v2 answers 409: truncated generation"),
     ("engine_seconds", lambda seconds: 0.5, "own replay", "sample.metadata.lifecycle[1].t0: "),
-    ("seq", lambda seq: 9, "broken tape", None),
-    ("settings", lambda text: "{", "broken tape", None),
-    ("session_id", lambda name: "other", "broken tape", None),
+    ("seq", lambda seq: 9, "broken", None),
+    ("settings", lambda text: "{", "broken", None),
+    ("session_id", lambda name: "other", "broken", None),
 ]
 
 
@@ -302,6 +302,19 @@ def test_every_rollout_has_one_verdict_and_what_is_missing_differs(tito):
     assert 2 / 5 == summary.share
     with pytest.raises(ParityFailed, match=r"3 of 5 rollouts differ: rollout 1: no rows.*; rollout 2: no tape"):
         require_parity(parity, min_equal=0.0)
+
+
+@pytest.mark.parametrize("column", ["metadata", "status"])
+def test_a_row_that_cannot_be_read_does_not_hide_the_others(tito, column):
+    talk = singleton(tito, "v2")
+    results = [
+        talk.result(talk.outcome(input=RolloutInput(index=index, group_index=0, messages=[user("a")])))
+        for index in range(2)
+    ]
+    samples, trajectories = tables(*results)
+    parity = validate(tito, changed(samples, column, lambda text: "{"), trajectories)
+    assert ["differs", "equal"] == parity.column("verdict").to_pylist()
+    assert ["broken", None] == [reason and reason.split(":")[0] for reason in parity.column("reason").to_pylist()]
 
 
 def test_a_row_too_many_is_named(tito):
