@@ -1,0 +1,142 @@
+"""Next turns with Qwen3's own vocabulary: all sampled ids are kept, and every way agrees where two are open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import texts
+from vocabulary import qwen3
+
+from rollout.tito.renderer import CannotRender, Tito
+
+IM_START, IM_END, END_OF_TEXT, NEWLINE = 151644, 151645, 151643, 198
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+_new = st.lists(
+    st.builds(
+        lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "tool", "system"]), texts
+    ),
+    min_size=1,
+    max_size=4,
+)
+_sampled = st.lists(st.integers(0, 151642), max_size=12) | texts.map(lambda text: qwen3().tokenizer.encode(text))
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def extend(prompt: list[int], output: list[int], new: list[dict[str, Any]], **more: Any) -> Any:
+    given = {"tools": None, "thinking": False, "history": [user("hi"), {"role": "assistant", "content": "x"}], **more}
+    return qwen3().extend(prompt, output, new, **given)
+
+
+@settings(max_examples=150, deadline=None)
+@given(history=_new, sampled=_sampled, new=_new, thinking=st.booleans(), closed=st.booleans(), tools=st.booleans())
+def test_the_last_turn_alone_gives_the_same_extension_as_all_ids(
+    history: list[dict[str, Any]],
+    sampled: list[int],
+    new: list[dict[str, Any]],
+    thinking: bool,
+    closed: bool,
+    tools: bool,
+) -> None:
+    given_tools = TOOLS if tools else None
+    prompt = qwen3().render(history, tools=given_tools, thinking=thinking)
+    output = [*sampled, IM_END] if closed else [*sampled, 13]
+    whole = extend(prompt.ids, output, new, thinking=thinking, tools=given_tools)
+    tail = extend(prompt.ids[-prompt.open_length :], output, new, thinking=thinking, tools=given_tools)
+    assert whole == tail
+    assert IM_START == prompt.ids[-prompt.open_length] == tail.ids[-tail.open_length]
+
+
+class _RefusingBridge:
+    """A renderer whose bridge always refuses; all else is the real one's."""
+
+    def __init__(self, renderer: Any) -> None:
+        self._renderer = renderer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._renderer, name)
+
+    def bridge_to_next_turn(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(history=_new, reply=texts, new=_new, thinking=st.booleans())
+def test_a_full_render_appends_what_the_bridge_could(
+    history: list[dict[str, Any]], reply: str, new: list[dict[str, Any]], thinking: bool
+) -> None:
+    tito, refusing = qwen3(), Tito(qwen3().tokenizer)
+    build = refusing._renderer_of
+    refusing._renderer_of = lambda template: _RefusingBridge(build(template))  # type: ignore[assignment]
+    prompt = tito.render(history, tools=None, thinking=thinking)
+    output = [*tito.tokenizer.encode(reply), IM_END]
+    stored = [*history, {"role": "assistant", "content": reply}]
+    bridged = tito.extend(prompt.ids, output, new, tools=None, thinking=thinking, history=stored)
+    rendered = refusing.extend(prompt.ids, output, new, tools=None, thinking=thinking, history=stored)
+    assert bridged is not None and rendered is not None
+    assert bridged.refusal is None and rendered.refusal == "bridge_refused"
+    assert (bridged.ids, bridged.open_length) == (rendered.ids, rendered.open_length)
+
+
+def test_g31_exactly_one_newline_between_the_sampled_close_and_the_next_turn() -> None:
+    prompt = qwen3().render([user("hi")], tools=None, thinking=False)
+    for new in ([user("more")], [{"role": "assistant", "content": "b"}, user("more")], []):
+        extension = extend(prompt.ids, [40, IM_END], new)
+        assert [NEWLINE, IM_START] == extension.ids[:2]
+
+
+@pytest.mark.parametrize(
+    ("output", "new", "start", "refusal"),
+    [
+        ([40], [user("x")], [IM_END, NEWLINE, IM_START], None),
+        ([40], [{"role": "assistant", "content": "b"}, user("x")], [IM_END, NEWLINE, IM_START], "assistant_appended"),
+        ([40, END_OF_TEXT], [user("x")], [NEWLINE, IM_START], None),
+        ([40, END_OF_TEXT], [{"role": "assistant", "content": "b"}, user("x")], [IM_START], "assistant_appended"),
+        ([40, IM_END], [], [NEWLINE, IM_START], "nothing_appended"),
+        ([151667, 40], [user("x")], [151668, IM_END, NEWLINE, IM_START], None),
+        ([151667, 40, IM_END], [user("x")], [NEWLINE, IM_START], "bridge_refused"),
+        ([40, IM_END, 41], [user("x")], [IM_END, NEWLINE, IM_START], "sampled_ids_dropped"),
+    ],
+)
+def test_what_stands_behind_a_turn(output: list[int], new: Any, start: list[int], refusal: str | None) -> None:
+    prompt = qwen3().render([user("hi")], tools=None, thinking=False)
+    extension = extend(prompt.ids, output, new)
+    assert (start, refusal) == (extension.ids[: len(start)], extension.refusal)
+
+
+def test_a_cut_turn_is_not_closed() -> None:
+    prompt = qwen3().render([user("hi")], tools=None, thinking=False)
+    extension = extend(prompt.ids, [40], [user("x")], cut=True)
+    assert (IM_START, "cut_turn") == (extension.ids[0], extension.refusal)
+
+
+def test_g33_developer_is_unknown_to_qwen3_and_its_text_is_never_dropped() -> None:
+    assert ["assistant", "system", "tool", "user"] == qwen3().roles()
+    assert qwen3().drops_role("developer")
+    assert qwen3().drops_role("wizard")
+
+
+def test_tools_are_rendered_as_the_client_sent_them() -> None:
+    tool = {"type": "function", "strict": True, "function": {"name": "f", "x-more": [1.0, None]}}
+    text = qwen3().decode(qwen3().render([user("hi")], tools=[tool], thinking=False).ids)
+    assert '\n{"type": "function", "strict": true, "function": {"name": "f", "x-more": [1.0, null]}}\n' in text
+
+
+def test_arguments_in_json_text_are_rendered_as_the_family_spells_them() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1.0,"b":"ü"}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    text = qwen3().decode(qwen3().render([user("hi"), message, user("x")], tools=TOOLS, thinking=False).ids)
+    assert '{"name": "f", "arguments": {"a": 1.0, "b": "ü"}}' in text
+
+
+def test_template_settings_that_the_renderer_lacks_cannot_be_rendered() -> None:
+    assert frozenset({"enable_thinking"}) == qwen3().template_fields
+    with pytest.raises(CannotRender, match="chat_template_kwargs"):
+        qwen3().render([user("hi")], tools=None, thinking=True, template={"add_vision_id": True})
