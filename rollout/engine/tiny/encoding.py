@@ -28,12 +28,12 @@ class Encoded:
 
 
 class Encoder:
-    """Tokenizer and renderer of one checkpoint directory, thinking off, nothing dropped from history."""
+    """Tokenizer and renderer of one checkpoint directory; nothing sampled is dropped from history."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, thinking: bool = False) -> None:
         self.tokenizer = Tokenizer(directory)
         self.renderer = Qwen3Renderer(
-            self.tokenizer, Qwen3RendererConfig(enable_thinking=False, thinking_retention="all")
+            self.tokenizer, Qwen3RendererConfig(enable_thinking=thinking, thinking_retention="all")
         )
 
     def prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[int]:

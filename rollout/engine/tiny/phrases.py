@@ -67,6 +67,8 @@ GUESS: tuple[str, ...] = (
     "Guess my colour: {one}, {two} or {three}.",
 )
 
+REPEAT = "Repeat: {x}"
+
 ANSWERS: tuple[str, ...] = ("It is {x}.", "The result is {x}.", "That gives {x}.")
 NO_ENTRY = "There is no such entry."
 YES = "Yes, it is {x}."

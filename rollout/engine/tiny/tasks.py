@@ -43,15 +43,14 @@ class Task:
     label: str
     plan: tuple[tuple[Step, ...], ...] = ()
     table: dict[str, int] | None = None
-    system: str | None = None
     tools: bool = True
     fillers: int = 0
     guesses: tuple[str, ...] = field(default=())
 
     def row(self) -> dict[str, Any]:
         """The task as a prompt row, without an agent."""
-        messages = [{"role": "system", "content": self.system}] if self.system is not None else []
-        messages.append({"role": "user", "content": self.question})
+        text = self.question if self.table is None else f"{show_table(self.table)}\n{self.question}"
+        messages = [{"role": "user", "content": text}]
         row: dict[str, Any] = {"messages": messages, "label": self.label, "metadata": {"kind": self.kind}}
         if self.tools:
             row["tools"] = TOOLS
@@ -76,15 +75,19 @@ def number(rng: random.Random, digits: int = 3) -> int:
     return rng.randint(1 if length == 1 else 10 ** (length - 1), 10**length - 1)
 
 
-def make_table(rng: random.Random, keys: tuple[str, ...] | None = None, *, size: int = 3) -> tuple[dict[str, int], str]:
-    """A table of `size` entries, `keys` among them, and the system message that shows it."""
+def make_table(rng: random.Random, keys: tuple[str, ...] | None = None, *, size: int = 3) -> dict[str, int]:
+    """A table of `size` entries, `keys` among them."""
     pool = rng.choice((say.CITIES, say.GOODS)) if keys is None else _pool(keys[0])
     chosen = list(keys or ())
     chosen += rng.sample([name for name in pool if name not in chosen], size - len(chosen))
     rng.shuffle(chosen)
-    table = {name: number(rng, 2) for name in chosen}
-    text = say.CITY_TABLE if pool is say.CITIES else say.GOODS_TABLE
-    return table, text.format(entries=", ".join(f"{name} {value}" for name, value in table.items()))
+    return {name: number(rng, 2) for name in chosen}
+
+
+def show_table(table: dict[str, int]) -> str:
+    """A table as the question's first line."""
+    text = say.CITY_TABLE if _pool(next(iter(table))) is say.CITIES else say.GOODS_TABLE
+    return text.format(entries=", ".join(f"{name} {value}" for name, value in table.items()))
 
 
 def _pool(name: str) -> tuple[str, ...]:
@@ -110,8 +113,8 @@ def calc(rng: random.Random) -> Task:
     a, b = number(rng), number(rng)
     plan = ((_calculator(f"{a} {operation} {b}"),),)
     question = rng.choice(say.OPERATIONS[operation]).format(a=a, b=b)
-    table, system = make_table(rng) if rng.random() < 0.4 else (None, None)
-    return Task(kind="calc", question=question, label=solve(plan, table)[-1], plan=plan, table=table, system=system)
+    table = make_table(rng) if rng.random() < 0.4 else None
+    return Task(kind="calc", question=question, label=solve(plan, table)[-1], plan=plan, table=table)
 
 
 def chain(rng: random.Random) -> Task:
@@ -133,55 +136,51 @@ def chain(rng: random.Random) -> Task:
 
 def lookup(rng: random.Random) -> Task:
     """One call of lookup."""
-    table, system = make_table(rng, size=rng.randint(2, 5))
+    table = make_table(rng, size=rng.randint(2, 5))
     key = rng.choice(list(table))
     question = rng.choice(say.LOOKUPS).format(entry=entry(key))
-    return Task(
-        kind="lookup", question=question, label=str(table[key]), plan=((_lookup(key),),), table=table, system=system
-    )
+    return Task(kind="lookup", question=question, label=str(table[key]), plan=((_lookup(key),),), table=table)
 
 
 def typo(rng: random.Random) -> Task:
     """A look-up that the user spells otherwise than the table does."""
-    table, system = make_table(rng, size=rng.randint(2, 4))
+    table = make_table(rng, size=rng.randint(2, 4))
     key = rng.choice(list(table))
     spelling = key.lower() if key in say.CITIES else key + "s"
     question = rng.choice(say.LOOKUPS).format(entry=entry(key, spelling))
     plan = ((_lookup(key, spelling),),)
-    return Task(kind="typo", question=question, label=str(table[key]), plan=plan, table=table, system=system)
+    return Task(kind="typo", question=question, label=str(table[key]), plan=plan, table=table)
 
 
 def missing(rng: random.Random) -> Task:
     """A look-up of what the table does not hold: the call fails, and the answer says so."""
-    table, system = make_table(rng, size=rng.randint(2, 4))
+    table = make_table(rng, size=rng.randint(2, 4))
     key = rng.choice([name for name in _pool(next(iter(table))) if name not in table])
     question = rng.choice(say.LOOKUPS).format(entry=entry(key))
-    return Task(
-        kind="missing", question=question, label=say.UNKNOWN, plan=((_lookup(key),),), table=table, system=system
-    )
+    return Task(kind="missing", question=question, label=say.UNKNOWN, plan=((_lookup(key),),), table=table)
 
 
 def scaled(rng: random.Random) -> Task:
     """A look-up, then the calculator on its result."""
-    table, system = make_table(rng, size=rng.randint(2, 4))
+    table = make_table(rng, size=rng.randint(2, 4))
     key, b = rng.choice(list(table)), number(rng, 2)
     form = rng.choice(say.SCALED)
     operation = "*" if "times" in form else rng.choice("+-*")
     question = form.format(entry=entry(key), b=b, then=say.THEN[operation].format(b=b))
     plan = ((_lookup(key),), (_calculator(f"{{0}} {operation} {b}"),))
-    return Task(kind="scaled", question=question, label=solve(plan, table)[-1], plan=plan, table=table, system=system)
+    return Task(kind="scaled", question=question, label=solve(plan, table)[-1], plan=plan, table=table)
 
 
 def total(rng: random.Random) -> Task:
     """Two look-ups and their sum; asked for at once, both look-ups are one turn."""
-    table, system = make_table(rng, size=rng.randint(2, 4))
+    table = make_table(rng, size=rng.randint(2, 4))
     one, two = rng.sample(list(table), 2)
     at_once = rng.random() < 0.35
     form = say.BOTH_AT_ONCE if at_once else rng.choice(say.SUMS)
     looks = (_lookup(one), _lookup(two))
     plan = (looks, (_calculator("{0} + {1}"),)) if at_once else ((looks[0],), (looks[1],), (_calculator("{0} + {1}"),))
     question = form.format(one=entry(one), two=entry(two))
-    return Task(kind="total", question=question, label=solve(plan, table)[-1], plan=plan, table=table, system=system)
+    return Task(kind="total", question=question, label=solve(plan, table)[-1], plan=plan, table=table)
 
 
 def mental(rng: random.Random) -> Task:
@@ -211,12 +210,20 @@ def aloud(rng: random.Random) -> Task:
 def reference(rng: random.Random) -> Task:
     """Two cities, looked up one after the other: the first question of the reference case."""
     pair = ("Beijing", "Shanghai") if rng.random() < 0.5 else tuple(rng.sample(say.CITIES, 2))
-    table, system = make_table(rng, pair, size=rng.randint(2, 4))
+    table = make_table(rng, pair, size=rng.randint(2, 4))
     first, second = pair
     label = say.SUMMARY.format(first=first, a=table[first], second=second, b=table[second])
     question = rng.choice(say.LOOKUPS).format(entry=entry(first))
     plan = ((_lookup(first),), (_lookup(second),))
-    return Task(kind="reference", question=question, label=label, plan=plan, table=table, system=system)
+    return Task(kind="reference", question=question, label=label, plan=plan, table=table)
+
+
+def repeat(rng: random.Random) -> Task:
+    """Words and numbers to be said again: short, and nearly all of it copying, which all the rest is built on."""
+    pool = rng.choice((say.CITIES, say.GOODS, say.COLOURS))
+    parts = [str(number(rng)) if rng.random() < 0.5 else rng.choice(pool) for _ in range(rng.randint(1, 6))]
+    text = " ".join(parts)
+    return Task(kind="repeat", question=say.REPEAT.format(x=text), label=text, tools=False)
 
 
 MAKERS: dict[str, tuple[Callable[[random.Random], Task], float]] = {
@@ -231,6 +238,7 @@ MAKERS: dict[str, tuple[Callable[[random.Random], Task], float]] = {
     "guess": (guess, 0.02),
     "aloud": (aloud, 0.05),
     "reference": (reference, 0.08),
+    "repeat": (repeat, 0.02),
 }
 """Makers by kind, each with its share of the training dialogues."""
 
