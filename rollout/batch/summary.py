@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from rollout.columns import SCHEMA_VERSION, dump_json
 from rollout.lake.planfile import Plan
 from rollout.lake.schema import BatchStatus
+from rollout.parity.validate import ParitySummary
 
 PASS_REWARD = 1.0
 """A rollout passes with at least this reward."""
@@ -50,7 +51,7 @@ class Summary:
     """Counts and means of one batch. Seconds are summed over what ran side by side; `None` means nothing to average.
 
     `group_rewards` holds one mean reward per group, in the groups' order; `pass_at` maps k to the
-    probability that one of k rollouts passes and to their mean reward.
+    probability that one of k rollouts passes and to their mean reward; `reasons` has a verdict's reasons by kind.
     """
 
     rollouts: int
@@ -61,7 +62,7 @@ class Summary:
     samples_by_status: dict[str, int]
     failures: dict[str, int]
     verdicts: dict[str, int]
-    reasons: dict[str, int]
+    reasons: dict[str, dict[str, int]]
     equal_share: float | None
     reward_mean: float | None
     group_rewards: list[float | None]
@@ -138,11 +139,10 @@ def _prompt_lengths(
     return prompts
 
 
-def summarise(facts: pl.DataFrame, exchanges: pl.DataFrame, parity: pl.DataFrame) -> Summary:
-    """The summary of a batch from the stacked facts of its shards and its rows of the parity table."""
+def summarise(facts: pl.DataFrame, exchanges: pl.DataFrame, parity: ParitySummary) -> Summary:
+    """The summary of a batch from the stacked facts of its shards and the summary of its verdicts."""
     rollouts = facts.sort("index", "sibling").unique("index", keep="first", maintain_order=True)
     groups = _groups(rollouts)
-    parity = parity.filter(pl.col("check") == "replay")
     return Summary(
         rollouts=rollouts.height,
         samples=facts.height,
@@ -151,9 +151,9 @@ def summarise(facts: pl.DataFrame, exchanges: pl.DataFrame, parity: pl.DataFrame
         rollouts_by_status=_counts(rollouts, "status"),
         samples_by_status=_counts(facts, "status"),
         failures=_counts(rollouts, "failure"),
-        verdicts=_counts(parity, "verdict"),
-        reasons=_counts(parity, "reason"),
-        equal_share=equal_share(parity),
+        verdicts=parity.verdicts,
+        reasons=parity.reasons,
+        equal_share=parity.share,
         reward_mean=_mean(rollouts["reward"]),
         group_rewards=groups["mean"].to_list(),
         pass_at=_pass_at(groups),
@@ -163,16 +163,8 @@ def summarise(facts: pl.DataFrame, exchanges: pl.DataFrame, parity: pl.DataFrame
         tokens_sampled=int(exchanges["sampled"].sum()),
         tokens_trained=int(facts["trained"].sum()),
         seconds_engine=float(exchanges["seconds"].sum()),
-        seconds_parity=float(parity["seconds"].sum()),
+        seconds_parity=parity.seconds,
     )
-
-
-def equal_share(parity: pl.DataFrame) -> float | None:
-    """Share of `equal` and `equal_by_path` among the rollouts that have a sample; null without any."""
-    provable = parity.filter(~((pl.col("verdict") == "not_comparable") & (pl.col("reason") == "no_sample")))
-    if provable.is_empty():
-        return None
-    return provable.filter(pl.col("verdict").is_in(["equal", "equal_by_path"])).height / provable.height
 
 
 def batch_row(

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pytest
 
-from rollout.batch.summary import equal_share, exchange_facts, sample_facts, summarise
+from rollout.batch.summary import exchange_facts, sample_facts, summarise
 from rollout.columns import BatchStamp, samples_to_table
 from rollout.errors import Failure
+from rollout.parity.validate import ParitySummary
 from rollout.sample import Sample, Status, empty_sample
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import Exchange, Tape, tape_to_table
@@ -46,9 +46,8 @@ def facts_of(samples: list[Sample]) -> pl.DataFrame:
     return sample_facts(samples_to_table(samples, STAMP, [bytes(32)] * len(samples)))
 
 
-def parity_of(*verdicts: tuple[str, str | None]) -> pl.DataFrame:
-    rows = [{"check": "replay", "verdict": v, "reason": r, "seconds": 0.5} for v, r in verdicts]
-    return pl.DataFrame(rows, schema={"check": pl.String, "verdict": pl.String, "reason": pl.String, "seconds": float})
+def parity_of(n: int, share: float | None = 1.0) -> ParitySummary:
+    return ParitySummary(n_rollouts=n, verdicts={"equal": n}, reasons={}, share=share, seconds=0.5 * n)
 
 
 NO_EXCHANGES = exchange_facts(tape_to_table(Tape(session_id="s", settings=SessionSettings())))
@@ -56,7 +55,7 @@ NO_EXCHANGES = exchange_facts(tape_to_table(Tape(session_id="s", settings=Sessio
 
 def test_siblings_are_one_rollout_with_one_reward():
     samples = [make_sample(0, 1.0, k, 3) for k in range(3)] + [make_sample(i, 0.0) for i in (1, 2, 3)]
-    summary = summarise(facts_of(samples), NO_EXCHANGES, parity_of(*[("equal", None)] * 4))
+    summary = summarise(facts_of(samples), NO_EXCHANGES, parity_of(4))
     assert (4, 6, 1) == (summary.rollouts, summary.samples, summary.groups)
     assert 0.25 == summary.reward_mean and [0.25] == summary.group_rewards
     assert {"completed": 4} == summary.rollouts_by_status and {"completed": 6} == summary.samples_by_status
@@ -65,7 +64,7 @@ def test_siblings_are_one_rollout_with_one_reward():
 
 def test_a_failed_rollout_has_no_reward_and_trains_nothing():
     samples = [make_sample(0, 1.0), make_sample(1, 1.0), make_failed(2), make_failed(3)]
-    summary = summarise(facts_of(samples), NO_EXCHANGES, parity_of(("equal", None), ("not_comparable", "no_sample")))
+    summary = summarise(facts_of(samples), NO_EXCHANGES, parity_of(4))
     assert 1.0 == summary.reward_mean
     assert {"engine_error": 2} == summary.failures
     assert 4 == summary.tokens_trained
@@ -74,7 +73,7 @@ def test_a_failed_rollout_has_no_reward_and_trains_nothing():
 
 
 def test_groups_without_any_reward_are_shown_as_such():
-    summary = summarise(facts_of([make_failed(0), make_sample(4, 0.0)]), NO_EXCHANGES, parity_of())
+    summary = summarise(facts_of([make_failed(0), make_sample(4, 0.0)]), NO_EXCHANGES, parity_of(2, None))
     assert [None, 0.0] == summary.group_rewards
     assert summary.equal_share is None and 1 == summary.zero_spread_groups
 
@@ -103,15 +102,3 @@ def test_prompt_tokens_follow_each_exchange_to_its_root():
     ]
     (row,) = exchange_facts(tape_to_table(tape)).to_dicts()
     assert {"turns": 3, "prompt": 10 + 18 + 19, "sampled": 8, "cached": 15, "seconds": 0.75} == row
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "share"),
-    [
-        ([("equal", None), ("equal_by_path", "branches"), ("differs", None)], 2 / 3),
-        ([("not_comparable", "no_sample")], None),
-        ([("not_comparable", "unextendable"), ("equal", None)], 0.5),
-    ],
-)
-def test_only_rollouts_without_a_sample_are_outside_the_share(verdicts: list[Any], share: float | None):
-    assert share == equal_share(parity_of(*verdicts))

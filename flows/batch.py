@@ -1,0 +1,171 @@
+"""The batch flow: plan, roll out and check shard by shard, publish or quarantine, report."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
+
+from flows.options import flow_docstring, flow_signature
+from flows.server import state_home
+from rollout import __version__
+from rollout.batch.check import ShardCheck, checkers, join_checks
+from rollout.batch.prepare import Batch
+from rollout.batch.progress import BatchProgress, watched
+from rollout.batch.summary import Summary, batch_row
+from rollout.errors import BatchIncomplete, EngineError, ParityFailed, SessionUnreachable
+from rollout.lake.schema import BatchStatus
+from rollout.lake.staging import staged_shards
+from tasks.engine import start_worker
+from tasks.parity import check_shard, parity_failure
+from tasks.plan import plan_batch, write_plan
+from tasks.publish import publish, quarantine
+from tasks.report import progress_artifact, report
+from tasks.rollout import roll_out_shard
+
+
+async def rollout_batch(**options: Any) -> dict[str, Any]:
+    started, progress = time.monotonic(), watched()
+    batch = await plan_batch(options)
+    _show_plan(batch, progress)
+    if batch.visible is not None:
+        return _result(batch, "published", batch.visible, already=True)
+    async with progress_artifact(progress):
+        parity, summary = join_checks(await _shards(batch, progress))
+    progress.summary = summary
+    failure = parity_failure(batch, parity)
+    if failure is not None:
+        await _hold_back(batch, parity, summary, failure, time.monotonic() - started)
+        raise failure
+    progress.phase = "publishing"
+    row = _row(batch, summary, "published", time.monotonic() - started)
+    published = await publish(batch, parity, row)
+    await report(batch, summary, f"Published as version {published.version} of the samples table.")
+    return _result(batch, "published", published.version, already=published.already)
+
+
+rollout_batch.__signature__ = flow_signature()  # type: ignore[attr-defined]
+rollout_batch.__doc__ = flow_docstring("Run one batch of rollouts and publish it.")
+rollout_batch = flow(name="rollout-batch", persist_result=False)(rollout_batch)
+
+
+def _show_plan(batch: Batch, progress: BatchProgress) -> None:
+    plan = batch.plan
+    progress.batch_id, progress.shards, progress.rollouts = plan.batch_id, len(plan.shards), plan.n_rollouts
+    get_run_logger().info(
+        "batch %s: %d rollouts in %d shards, config hash %s",
+        plan.batch_id,
+        plan.n_rollouts,
+        len(plan.shards),
+        plan.config_hash,
+    )
+
+
+async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
+    """Roll out what is not staged and check every shard; engine and session server end with this call."""
+    staged = staged_shards(batch.paths, batch.plan.batch_id) if batch.planned else {}
+    for shard in staged:
+        progress.shards_staged += 1
+        progress.rollouts_done += batch.plan.shards[shard].n_rollouts
+    async with AsyncExitStack() as stack:
+        pool = stack.enter_context(checkers())
+        worker = None
+        if len(staged) < len(batch.plan.shards):
+            progress.phase = "starting the engine"
+            worker = await start_worker(stack, batch, state_home() / "logs" / batch.plan.batch_id)
+        await write_plan(batch)
+        progress.phase, progress.first_rollout = "rolling out", time.monotonic()
+        slots = asyncio.Semaphore(_shards_at_once(batch))
+
+        async def one(shard: int) -> ShardCheck:
+            if shard not in staged:
+                assert worker is not None
+                async with slots:
+                    await roll_out_shard(worker, shard, progress)
+                progress.shards_staged += 1
+            check = await check_shard(pool, batch, shard)
+            progress.shards_checked += 1
+            progress.verdicts.update(check.parity.column("verdict").to_pylist())
+            return check
+
+        return await _all_or_none(batch, [one(cut.shard) for cut in batch.plan.shards])
+
+
+def _shards_at_once(batch: Batch) -> int:
+    """Enough shards to keep the engine's slots full while the last rollouts of one still run."""
+    smallest = min(cut.n_rollouts for cut in batch.plan.shards)
+    return 1 + -(-batch.config.concurrency // smallest)
+
+
+async def _all_or_none(batch: Batch, shards: list[Any]) -> list[ShardCheck]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(shard) for shard in shards]
+    except BaseExceptionGroup as errors:
+        first = _first(errors)
+        if isinstance(first, (EngineError, SessionUnreachable)):
+            raise _incomplete(batch, first) from first
+        raise first from None
+    return [task.result() for task in running]
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def _incomplete(batch: Batch, error: BaseException) -> BatchIncomplete:
+    batch_id, staged = batch.plan.batch_id, staged_shards(batch.paths, batch.plan.batch_id)
+    return BatchIncomplete(
+        f"batch {batch_id} stopped: {error}; {len(staged)} of {len(batch.plan.shards)} shards are staged, "
+        f"`rollout run --batch-id {batch_id}` goes on"
+    )
+
+
+async def _hold_back(
+    batch: Batch, parity: pa.Table, summary: Summary, failure: ParityFailed, seconds_wall: float
+) -> None:
+    row = _row(batch, summary, "quarantined", seconds_wall)
+    await quarantine(batch, parity, row, str(failure))
+    await report(batch, summary, f"Quarantined: {failure}")
+
+
+def _row(batch: Batch, summary: Summary, status: BatchStatus, seconds_wall: float) -> dict[str, Any]:
+    provenance = {
+        "package": __version__,
+        "python": platform.python_version(),
+        "engine": batch.config.engine,
+        "host": f"{platform.system().lower()}-{platform.machine()}, {os.cpu_count()} cpus",
+        "flow_run_id": flow_run.id,
+    }
+    return batch_row(
+        summary,
+        status=status,
+        plan=batch.plan,
+        seconds_wall=seconds_wall,
+        provenance=provenance,
+        created_at=datetime.now(UTC),
+    )
+
+
+def _result(batch: Batch, status: str, version: int, *, already: bool) -> dict[str, Any]:
+    """References and counts only: a flow run's result is small whatever the batch's size."""
+    return {
+        "batch_id": batch.plan.batch_id,
+        "lake": batch.paths.uri,
+        "status": status,
+        "version": version,
+        "already": already,
+        "rollouts": batch.plan.n_rollouts,
+        "shards": len(batch.plan.shards),
+    }

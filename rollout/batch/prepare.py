@@ -1,0 +1,171 @@
+"""From options to a batch that could start: everything that can be refused is refused here, and nothing is written.
+
+Used by the flow and, before any server is started, by the command; so bad input costs a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from rollout.agents.contract import load_agents
+from rollout.batch.plan import make_plan
+from rollout.batch.prompts import PromptRow, parse_prompts, prompt_bytes
+from rollout.columns import blake2b_256
+from rollout.config import BatchConfig, make_config
+from rollout.engine.checkpoint import read_checkpoint
+from rollout.engine.client import EngineClient
+from rollout.engine.tiny import CHECKPOINT
+from rollout.errors import BadConfig, EngineError
+from rollout.lake.paths import LakePaths
+from rollout.lake.planfile import Plan
+from rollout.lake.publishing import batch_status, published_version, refuse_closed
+from rollout.lake.staging import create_plan, read_plan
+from rollout.rewards import load_reward
+
+VISIBLE = ("published", "released")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOrigin:
+    """What starts a batch: decides its id and date where the user gave none. A retry keeps all of it.
+
+    `deployment` and `slot` are those of a scheduled run, the slot in its schedule's timezone.
+    """
+
+    created_at: datetime
+    flow_run_id: str
+    deployment: str | None = None
+    slot: datetime | None = None
+
+    @classmethod
+    def now(cls) -> RunOrigin:
+        return cls(created_at=datetime.now(UTC), flow_run_id=uuid4().hex)
+
+
+class Batch:
+    """A planned batch and what its run needs. No dataclass: Prefect would walk through all rows at each task.
+
+    `planned` says whether plan.json exists already; `visible` is the version of the samples table in
+    which the batch was published (-1: released) and null while it is not.
+    """
+
+    def __init__(self, paths: LakePaths, config: BatchConfig, plan: Plan, rows: Sequence[PromptRow]) -> None:
+        self.paths, self.config, self.plan, self.rows = paths, config, plan, rows
+        self.planned = False
+        self.visible: int | None = None
+
+    @property
+    def tokenizer(self) -> Path:
+        """The checkpoint directory whose tokenizer the sessions use."""
+        return model_directory(self.config)
+
+
+async def prepare(given: dict[str, Any], origin: RunOrigin) -> Batch:
+    """Check options, prompts, parts, checkpoint and lake, and make the plan; nothing is written.
+
+    Args:
+        given: the options that the user gave; the others come from the batch's plan.json if it has
+            one, else from BatchConfig's defaults.
+
+    Raises:
+        BadInput: one line that says what to change.
+    """
+    config, stored = _resolve(given)
+    paths = LakePaths(config.lake)
+    if stored is not None:
+        refuse_closed(paths, stored.batch_id)
+        if batch_status(paths, stored.batch_id) in VISIBLE and not _changes(given):
+            return _visible(Batch(paths, config, stored, []))
+    paths.check_writable()
+    data = prompt_bytes(config.prompts)
+    rows = parse_prompts(data, config.prompts, skip_bad=config.skip_bad_prompts)
+    plan = make_plan(
+        config,
+        prompts_bytes=data,
+        rows=rows,
+        model_digest=await model_digest(config),
+        created_at=origin.created_at,
+        flow_run_id=origin.flow_run_id,
+        deployment=origin.deployment,
+        slot=origin.slot,
+    )
+    load_agents(plan.agents, config.session_version)
+    if config.reward is not None:
+        load_reward(config.reward, config.reward_key)
+    stored = stored or read_plan(paths, plan.batch_id)
+    if stored is None:
+        return Batch(paths, config, plan, rows)
+    # plan.json exists, so this only compares; its cut into shards then holds.
+    batch = Batch(paths, config, create_plan(paths, plan), rows)
+    batch.planned = True
+    refuse_closed(paths, plan.batch_id)
+    return _visible(batch)
+
+
+def _resolve(given: dict[str, Any]) -> tuple[BatchConfig, Plan | None]:
+    config = make_config(**given)
+    if config.batch_id is None:
+        return config, None
+    stored = read_plan(LakePaths(config.lake), config.batch_id)
+    if stored is None:
+        return config, None
+    kept = {name: value for name, value in stored.config.items() if name not in ("lake", "batch_id")}
+    return make_config(**{**kept, **given}), stored
+
+
+def _changes(given: dict[str, Any]) -> bool:
+    return bool(set(given) - {"lake", "batch_id"})
+
+
+def _visible(batch: Batch) -> Batch:
+    batch.planned = True
+    if batch_status(batch.paths, batch.plan.batch_id) in VISIBLE:
+        version = published_version(batch.paths, batch.plan.batch_id)
+        batch.visible = -1 if version is None else version
+    return batch
+
+
+def model_directory(config: BatchConfig) -> Path:
+    """The batch's checkpoint directory; the shipped one where none is given."""
+    return CHECKPOINT if config.model is None else Path(config.model).expanduser().absolute()
+
+
+async def model_digest(config: BatchConfig) -> str:
+    """Digest of the model's weights in hex: of the checkpoint's files, or of an external engine's own statement.
+
+    Raises:
+        BadCheckpoint: the directory cannot be loaded.
+        BadConfig: the external engine does not answer.
+    """
+    if config.engine == "embedded":
+        return checkpoint_digest(model_directory(config))
+    client = EngineClient(str(config.engine_url), timeout_s=10.0)
+    try:
+        info = await client.model_info()
+    except EngineError as error:
+        raise BadConfig(f"engine_url {config.engine_url}: {error}") from error
+    finally:
+        await client.close()
+    return blake2b_256(str(info.get("model_path")).encode(), str(info.get("weight_version")).encode()).hex()
+
+
+def checkpoint_digest(directory: Path) -> str:
+    """blake2b-256 in hex over the names and bytes of a checkpoint's config, tokenizer and weights.
+
+    Raises:
+        BadCheckpoint: the directory cannot be loaded.
+    """
+    checkpoint = read_checkpoint(directory)
+    named = {directory / name for name in ("config.json", "generation_config.json", "tokenizer.json")}
+    digest = hashlib.blake2b(digest_size=32)
+    for path in sorted({*checkpoint.files.values(), *(path for path in named if path.is_file())}):
+        with path.open("rb") as file:
+            part = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+        digest.update(f"{path.name}\x00{part}\x00".encode())
+    return digest.hexdigest()

@@ -1,0 +1,71 @@
+"""How far a running batch is: counters in the process that runs it, for the command's display and the artifacts."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from rollout.batch.summary import Summary
+from rollout.generate import RolloutResult
+
+
+@dataclass(kw_only=True, slots=True)
+class BatchProgress:
+    """Counts since the run began; shards and rollouts that an earlier run staged are counted as done at once.
+
+    `tokens` and `turns` are of this run alone; times are `time.monotonic()` seconds. `summary` is set
+    when every shard is checked.
+    """
+
+    phase: str = "planning"
+    batch_id: str = ""
+    shards: int = 0
+    shards_staged: int = 0
+    shards_checked: int = 0
+    rollouts: int = 0
+    rollouts_done: int = 0
+    failed: int = 0
+    turns: int = 0
+    tokens: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    started: float = field(default_factory=time.monotonic)
+    first_rollout: float | None = None
+    last_rollout: float | None = None
+    summary: Summary | None = None
+
+    def rollout_done(self, result: RolloutResult) -> None:
+        """Count one finished rollout (rollout.batch.shard's progress callback)."""
+        self.rollouts_done += 1
+        self.failed += result.samples[0].failure is not None
+        self.turns += result.turns
+        self.tokens += result.sampled_tokens
+        self.last_rollout = time.monotonic()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens per second of wall time between the first start and the last end of a rollout."""
+        if self.first_rollout is None or self.last_rollout is None:
+            return 0.0
+        return self.tokens / max(1e-9, self.last_rollout - self.first_rollout)
+
+    @property
+    def share(self) -> float:
+        """0 to 1: rollouts done, the checks of their shards counting for a tenth."""
+        if not self.rollouts or not self.shards:
+            return 0.0
+        return 0.9 * self.rollouts_done / self.rollouts + 0.1 * self.shards_checked / self.shards
+
+
+_watched: ContextVar[BatchProgress | None] = ContextVar("watched_batch", default=None)
+
+
+def watch(progress: BatchProgress) -> None:
+    """Let batches that run in this context count into `progress`."""
+    _watched.set(progress)
+
+
+def watched() -> BatchProgress:
+    """The counters of this context, new ones where nobody watches."""
+    return _watched.get() or BatchProgress()

@@ -1,0 +1,144 @@
+"""What one process needs to run shards: an engine, a session server of its own, and the loaded parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rollout import __version__
+from rollout.agents.contract import load_agents
+from rollout.batch.plan import shard_inputs, shard_refusals
+from rollout.batch.prepare import Batch
+from rollout.batch.progress import BatchProgress
+from rollout.batch.shard import run_shard, session_server
+from rollout.columns import BatchStamp
+from rollout.config import BatchConfig
+from rollout.engine.client import EngineClient
+from rollout.engine.embedded import start_embedded
+from rollout.errors import BadConfig, EngineError, SessionRefused
+from rollout.generate import RunContext, session_settings
+from rollout.lake.manifest import Manifest
+from rollout.lake.staging import stage_shard
+from rollout.rewards import load_reward
+from rollout.session.client import SessionClient
+
+
+class Worker:
+    """Runs shards of one batch. No dataclass: it is handed to Prefect tasks, which walk through those."""
+
+    def __init__(self, batch: Batch, context: RunContext, engine_alive: Callable[[], bool]) -> None:
+        self.batch, self.context, self._engine_alive = batch, context, engine_alive
+
+    async def run(self, shard: int, progress: BatchProgress) -> Manifest:
+        """Run one shard's rollouts and stage them; the manifest that stands may be an earlier writer's.
+
+        Raises:
+            EngineError, SessionUnreachable: a child is gone. Its rollouts are no failures to keep: the shard
+                is not staged, and the batch goes on from here when it is run again.
+            SchemaBreach, InvalidSample: a bug of this package; nothing is staged.
+        """
+        plan = self.batch.plan
+        stamp = BatchStamp(
+            batch_id=plan.batch_id,
+            run_date=plan.run_date,
+            shard=shard,
+            engine=self.context.engine,
+            created_at=datetime.now(UTC),
+            derived_from=plan.derived_from,
+        )
+        result = await run_shard(
+            shard_inputs(plan, self.batch.rows, shard),
+            refused=shard_refusals(plan, self.batch.rows, shard),
+            context=self.context,
+            stamp=stamp,
+            progress=progress.rollout_done,
+        )
+        if set(result.counts["failures"]) & {"engine_error", "session_error"}:
+            await self._check_children()
+        return await asyncio.to_thread(
+            stage_shard, self.batch.paths, plan, shard, result.samples, result.trajectories, result.counts
+        )
+
+    async def _check_children(self) -> None:
+        if not self._engine_alive():
+            raise EngineError("the embedded engine has ended")
+        await check_settings(self.context.sessions, self.batch.config)
+
+
+@asynccontextmanager
+async def open_worker(batch: Batch, *, logs: Path) -> AsyncIterator[Worker]:
+    """Engine and session server for `batch`, both ended when the block is left.
+
+    Args:
+        logs: folder for the children's stderr.
+
+    Raises:
+        BadCheckpoint, UnknownPart, BadConfig: what the batch asks for cannot be had.
+        ChildFailed: a child did not start.
+    """
+    config = batch.config
+    async with (
+        _engine(config, logs) as (url, facts, alive),
+        session_server(url, batch.tokenizer, config, log=logs / "session.log") as sessions,
+    ):
+        await check_settings(sessions, config)
+        context = RunContext(
+            config=config,
+            sessions=sessions,
+            agents=load_agents(batch.plan.agents, config.session_version),
+            reward=None if config.reward is None else load_reward(config.reward, config.reward_key),
+            engine=facts,
+            slots=asyncio.Semaphore(config.concurrency),
+        )
+        yield Worker(batch, context, alive)
+
+
+@asynccontextmanager
+async def _engine(config: BatchConfig, logs: Path) -> AsyncIterator[tuple[str, dict[str, Any], Callable[[], bool]]]:
+    if config.engine == "external":
+        url = str(config.engine_url)
+        yield url, await _external_facts(url, config), lambda: True
+        return
+    child = await start_embedded(None if config.model is None else Path(config.model), log=logs / "engine.log")
+    try:
+        facts = engine_facts("embedded", __version__, config.model or "tiny", config, deterministic=True)
+        yield child.url, facts, child.alive
+    finally:
+        await asyncio.to_thread(child.stop)
+
+
+async def _external_facts(url: str, config: BatchConfig) -> dict[str, Any]:
+    client = EngineClient(url)
+    try:
+        info = await client.model_info()
+    finally:
+        await client.close()
+    return engine_facts("sglang", info.get("version"), str(info.get("model_path")), config, deterministic=None)
+
+
+def engine_facts(
+    name: str, version: str | None, model: str, config: BatchConfig, *, deterministic: bool | None
+) -> dict[str, Any]:
+    """The `engine` column of a batch's rows; `deterministic` is null where the engine does not say."""
+    return {
+        "name": name,
+        "version": version,
+        "model": model,
+        "revision": None,
+        "policy_version": config.policy_version,
+        "flags_hash": None,
+        "deterministic": deterministic,
+    }
+
+
+async def check_settings(sessions: SessionClient, config: BatchConfig) -> None:
+    """Open one session as every rollout will, so that a setting that is refused costs no rollout."""
+    try:
+        probe = await sessions.open(session_settings(config, 0, 0))
+    except SessionRefused as error:
+        raise BadConfig(f"the session server refuses the batch's settings: {error.message}") from error
+    await sessions.delete(probe.session_id)

@@ -1,0 +1,18 @@
+"""The task that starts what rollouts need: an engine and the worker's session server."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from rollout.batch.prepare import Batch
+from rollout.batch.worker import Worker, open_worker
+
+
+@task(name="start engine and sessions", cache_policy=NO_CACHE, persist_result=False)
+async def start_worker(stack: AsyncExitStack, batch: Batch, logs: Path) -> Worker:
+    """Start both children; `stack` ends them with the flow, however that ends."""
+    return await stack.enter_async_context(open_worker(batch, logs=logs))
