@@ -59,11 +59,6 @@ class Node:
         return self.n_tokens - len(self.generation.output_ids_O)
 
     @property
-    def delta(self) -> list[Message]:
-        """Messages that this node added to the history: the client's, then our reply."""
-        return [*self.appended, self.reply]
-
-    @property
     def open_ids(self) -> list[int]:
         """The generation prompt of this node's turn."""
         ids: list[int] = self.appended_ids_P[len(self.appended_ids_P) - self.open_length :].tolist()
