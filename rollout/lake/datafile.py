@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import IO, Any
@@ -174,17 +174,43 @@ def file_digest(source: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def footer_statistics(source: IO[bytes], name: TableName, rows: int, label: str) -> str:
+def footer_statistics(
+    source: IO[bytes], name: TableName, rows: int, label: str, *, within: Mapping[str, tuple[Any, Any]] | None = None
+) -> str:
     """What the Delta log says of the file, after its footer was held against the frozen schema.
 
     delta-rs checks nothing of a file that is registered by its name.
+
+    Args:
+        within: by column, the least and the greatest value that its rows may have.
 
     Returns:
         The add action's `stats`: JSON with numRecords, minValues, maxValues, nullCount.
 
     Raises:
-        FileBreach: other names or types, another row count, or a null where there must be none.
+        FileBreach: other names or types, another row count, a null where there must be none, or a value
+            outside `within`.
     """
+    footer = _read_footer(source, name, rows, label)
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    for field in SCHEMAS[name]:
+        if pa.types.is_nested(field.type):
+            continue
+        low, high, nulls = _column_bounds(footer, field.name)
+        if not field.nullable and nulls != 0:
+            raise FileBreach(f"{label}: {field.name} has {'unknown' if nulls is None else nulls} nulls")
+        if rows and within and field.name in within:
+            least, greatest = within[field.name]
+            if low is None or not least <= low <= high <= greatest:
+                raise FileBreach(f"{label}: {field.name} is {low!r} to {high!r}, not within {least!r} to {greatest!r}")
+        if field.name in STATISTICS_COLUMNS and rows and nulls is not None:
+            found["nullCount"][field.name] = nulls
+            if low is not None:
+                found["minValues"][field.name], found["maxValues"][field.name] = low, high
+    return json.dumps({"numRecords": rows, **found})
+
+
+def _read_footer(source: IO[bytes], name: TableName, rows: int, label: str) -> pq.FileMetaData:
     try:
         footer = pq.read_metadata(source)
     except (pa.ArrowException, OSError) as error:
@@ -194,17 +220,7 @@ def footer_statistics(source: IO[bytes], name: TableName, rows: int, label: str)
         raise FileBreach(f"{label}: {_first_difference(found, schema)}")
     if footer.num_rows != rows:
         raise FileBreach(f"{label}: {footer.num_rows} rows, the manifest says {rows}")
-    flat = [field for field in schema if not pa.types.is_nested(field.type)]
-    bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
-    for field in flat:
-        low, high, nulls = _column_bounds(footer, field.name)
-        if not field.nullable and nulls != 0:
-            raise FileBreach(f"{label}: {field.name} has {'unknown' if nulls is None else nulls} nulls")
-        if field.name in STATISTICS_COLUMNS and rows and nulls is not None:
-            bounds["nullCount"][field.name] = nulls
-            if low is not None:
-                bounds["minValues"][field.name], bounds["maxValues"][field.name] = low, high
-    return json.dumps({"numRecords": rows, **bounds})
+    return footer
 
 
 def _first_difference(found: pa.Schema, schema: pa.Schema) -> str:

@@ -25,6 +25,7 @@ from rollout.lake.manifest import Manifest, StagedFile
 from rollout.lake.paths import LakePaths
 from rollout.lake.planfile import Plan
 from rollout.lake.reading import newest_batch_row
+from rollout.lake.rows import check_constant, check_verdicts
 from rollout.lake.schema import SCHEMA_VERSIONS, TableName, conform, rows_to_table
 from rollout.lake.staging import require_all, staged_shards, verify, verify_file
 from rollout.lake.tables import Commit, add_action, commit_once, create_tables, open_table, transaction
@@ -86,7 +87,10 @@ def publish_batch(
     Raises:
         BatchIncomplete: a planned shard is not staged.
         BatchClosed: the batch is quarantined or discarded.
-        StagedChanged: a file no longer has its manifest's digest, or is not what its table needs.
+        StagedChanged: a file no longer has its manifest's digest, is not what its table needs, or holds rows
+            of another batch or shard.
+        ParityFailed: a verdict is `differs`.
+        ValueError: the verdicts are not those of the batch's rollouts.
         BadLake: the tables are of another schema.
         PublishFailed: a commit could not be made; nothing is lost, call again.
     """
@@ -96,6 +100,7 @@ def publish_batch(
     refuse_closed(paths, plan.batch_id)
     shards = require_all(plan, manifests)
     verdicts, row = conform(parity, "parity"), _batch_table(plan, batch_row, "published")
+    check_verdicts(verdicts, plan)
     create_tables(paths)
     # All files are checked before the first commit: a batch that is refused leaves no rows in any table.
     with _brought(paths, plan, shards) as files:
@@ -157,11 +162,24 @@ def _bring_all(
 ) -> list[AddAction]:
     if transaction(paths, name, plan.batch_id) is not None:
         return []
-    files = [(shard.key(file), file) for shard in shards for file in shard.files_of(name) if file.rows]
-    return [_bring(paths, key, file, linked) for key, file in files]
+    return [
+        _bring(paths, shard.key(file), file, linked, _own_rows(plan, shard.shard, name))
+        for shard in shards
+        for file in shard.files_of(name)
+        if file.rows
+    ]
 
 
-def _bring(paths: LakePaths, source: str, file: StagedFile, linked: list[str]) -> AddAction:
+def _own_rows(plan: Plan, shard: int, name: TableName) -> dict[str, tuple[Any, Any]]:
+    """What the rows of a shard's file may say of where they belong: column to least and greatest value."""
+    indexes = plan.shards[shard].indexes
+    own = {"batch_id": (plan.batch_id, plan.batch_id), "index": (indexes.start, indexes.stop - 1)}
+    return {**own, "shard": (shard, shard)} if name == "samples" else own
+
+
+def _bring(
+    paths: LakePaths, source: str, file: StagedFile, linked: list[str], within: dict[str, tuple[Any, Any]]
+) -> AddAction:
     """Give a staged file its final name, then hold it against its manifest and schema: what is checked is
     what becomes visible, even if somebody swaps the staged file meanwhile."""
     stem = source.rsplit("/", 1)[-1].removesuffix(".parquet")
@@ -175,7 +193,7 @@ def _bring(paths: LakePaths, source: str, file: StagedFile, linked: list[str]) -
     verify_file(paths, target, file)
     with paths.store.open(target) as data:
         try:
-            stats = footer_statistics(data, file.table, file.rows, source)
+            stats = footer_statistics(data, file.table, file.rows, source, within=within)
         except FileBreach as error:
             raise StagedChanged(str(error)) from error
     return add_action(file_name, file.size, stats)
@@ -195,9 +213,6 @@ def _commit_rows(paths: LakePaths, plan: Plan, name: TableName, rows: pa.Table) 
     version = transaction(paths, name, plan.batch_id)
     if version is not None:
         return Commit(version=version, already=True)
-    wrong = [batch_id for batch_id in rows.column("batch_id").unique().to_pylist() if batch_id != plan.batch_id]
-    if wrong:
-        raise ValueError(f"{name}: rows of batch {wrong[0]!r} for {plan.batch_id!r}")
     actions = [_write_rows(paths, plan.batch_id, name, rows)] if rows.num_rows else []
     return commit_once(paths, name, plan.batch_id, actions, {"batch_id": plan.batch_id})
 
@@ -246,12 +261,14 @@ def quarantine_batch(
         return False
     if status is not None:
         raise BatchClosed(f"batch {plan.batch_id} is {status} and cannot be quarantined")
+    verdicts = conform(parity, "parity")
+    check_constant(verdicts, "batch_id", plan.batch_id)
     for shard in require_all(plan, manifests):
         verify(paths, shard)
     folder = paths.folder(plan.batch_id, "quarantine")
     paths.store.replace(f"{folder}/report.json", json.dumps(report, ensure_ascii=False, indent=1).encode())
     create_tables(paths)
-    _commit_rows(paths, plan, "parity", conform(parity, "parity"))
+    _commit_rows(paths, plan, "parity", verdicts)
     commit = _commit_rows(paths, plan, "batches", _batch_table(plan, batch_row, "quarantined"))
     row = newest_batch_row(paths, plan.batch_id)
     if row is None or row["status"] != "quarantined":

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rollout.lake.planfile import ShardPlan
+from rollout.errors import ParityFailed
+from rollout.lake.planfile import Plan, ShardPlan
 from rollout.sample import InvalidSample
 
 _RESPONSE_LISTS = ("loss_mask", "rollout_log_probs")
@@ -24,8 +25,8 @@ def check_samples(samples: pa.Table, batch_id: str, cut: ShardPlan) -> None:
         InvalidSample: naming the rollout_key and the field.
     """
     keys = samples.column("rollout_key").to_numpy()
-    _check_constant(samples, "batch_id", batch_id)
-    _check_constant(samples, "shard", cut.shard)
+    check_constant(samples, "batch_id", batch_id)
+    check_constant(samples, "shard", cut.shard)
     for name in _TOKEN_LISTS:
         holes = np.concatenate([_element_nulls(chunk) for chunk in samples.column(name).chunks] or [np.zeros(0, bool)])
         _refuse(holes, keys, f"{name}: an element is null")
@@ -45,10 +46,16 @@ def _element_nulls(chunk: pa.Array) -> NDArray[np.bool_]:
     return np.array([value.values.null_count > 0 for value in chunk])
 
 
-def _check_constant(table: pa.Table, name: str, value: object) -> None:
+def check_constant(table: pa.Table, name: str, value: object) -> None:
+    """Refuse a table in which column `name` holds anything but `value`.
+
+    Raises:
+        InvalidSample: naming what it holds.
+    """
     found = table.column(name).unique().to_pylist()
-    if any(item != value for item in found):
-        raise InvalidSample(f"{name}: {found[0]!r} in the rows of {value!r}")
+    wrong = [item for item in found if item != value]
+    if wrong:
+        raise InvalidSample(f"{name}: {wrong[0]!r} in the rows of {value!r}")
 
 
 def _refuse(bad: NDArray[np.bool_], keys: NDArray[np.int64], problem: str) -> None:
@@ -85,7 +92,7 @@ def check_trajectories(trajectories: pa.Table, batch_id: str, cut: ShardPlan) ->
     Raises:
         InvalidSample: naming the index.
     """
-    _check_constant(trajectories, "batch_id", batch_id)
+    check_constant(trajectories, "batch_id", batch_id)
     indexes, seq = trajectories.column("index").to_numpy(), trajectories.column("seq").to_numpy()
     foreign = sorted(set(indexes.tolist()) - set(cut.indexes))
     if foreign:
@@ -99,3 +106,25 @@ def check_trajectories(trajectories: pa.Table, batch_id: str, cut: ShardPlan) ->
     headless = first[seq[first] != -1]
     if len(headless):
         raise InvalidSample(f"trajectories: index {indexes[headless[0]]} lacks its session's row (seq -1)")
+
+
+def check_verdicts(parity: pa.Table, plan: Plan) -> None:
+    """Refuse to publish a batch unless each planned rollout has its one replay verdict, and none differs.
+
+    Raises:
+        ValueError: rows of another batch, or a rollout without its one verdict.
+        ParityFailed: a verdict is `differs`; the batch belongs into quarantine.
+    """
+    check_constant(parity, "batch_id", plan.batch_id)
+    replays = parity.filter(pc.equal(parity.column("check"), "replay"))
+    indexes = replays.column("index").to_numpy()
+    if not np.array_equal(np.sort(indexes), np.arange(plan.n_rollouts)):
+        raise ValueError(
+            f"parity: {len(indexes)} verdicts on {len(np.unique(indexes))} rollouts, "
+            f"batch {plan.batch_id} has {plan.n_rollouts}"
+        )
+    differing = indexes[replays.column("verdict").to_numpy() == "differs"]
+    if len(differing):
+        raise ParityFailed(
+            f"parity: {len(differing)} of {plan.n_rollouts} rollouts differ (first index {differing[0]})"
+        )

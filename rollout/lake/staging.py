@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rollout.config import IDENTITY_OPTIONS
+from rollout.config import BATCH_ID_PATTERN, IDENTITY_OPTIONS
 from rollout.errors import BadConfig, BadLake, BatchIncomplete, StagedChanged
 from rollout.lake.datafile import FILE_BYTES, ROW_GROUP_BYTES, cut_by_bytes, file_digest, row_bytes, write_data_file
 from rollout.lake.manifest import Manifest, StagedFile
@@ -86,7 +86,8 @@ def read_plan(paths: LakePaths, batch_id: str) -> Plan | None:
 
 def planned_batches(paths: LakePaths) -> list[str]:
     """Ids of all batches that have a plan, sorted."""
-    return [name for name in paths.store.names("staging") if paths.store.exists(f"staging/{name}/plan.json")]
+    names = [name for name in paths.store.names("staging") if BATCH_ID_PATTERN.fullmatch(name)]
+    return [name for name in names if paths.store.exists(paths.plan_key(name))]
 
 
 def stage_shard(
@@ -235,7 +236,9 @@ def require_all(plan: Plan, manifests: dict[int, Manifest]) -> list[Manifest]:
             f"(first {missing[0]}); `rollout run --batch-id {plan.batch_id}` goes on"
         )
     ordered = [manifests[cut.shard] for cut in plan.shards]
-    for manifest in ordered:
+    for cut, manifest in zip(plan.shards, ordered, strict=True):
+        if manifest.shard != cut.shard:
+            raise StagedChanged(f"the manifest of shard {manifest.shard} stands for shard {cut.shard}")
         if (manifest.batch_id, manifest.config_hash) != (plan.batch_id, plan.config_hash):
             raise StagedChanged(
                 f"shard {manifest.shard} was staged for {manifest.batch_id} with config hash {manifest.config_hash}, "

@@ -48,6 +48,9 @@ def test_a_plan_reads_back_as_written(paths):
     plan = plan_batch(rollout_ids="index")
     assert plan == create_plan(paths, plan)
     assert plan == read_plan(paths, "b1")
+    foreign = paths.store.path("staging") / "Copy of b1"
+    foreign.mkdir()
+    (foreign / "plan.json").write_bytes(plan.to_bytes())
     assert ["b1"] == planned_batches(paths)
     assert read_plan(paths, "b2") is None
 
@@ -253,7 +256,7 @@ def test_nan_as_reward_a_null_token_and_lost_or_doubled_rollouts_are_refused(pat
         (lose_last, "1 planned rollouts have no row .first index 3"),
         (double, "sibling"),
         (lose_sibling, "sibling"),
-        (lambda t: set_column(t, "batch_id", ["x"] * t.num_rows), "batch_id: 'x' in the rows of 'b1'"),
+        (lambda t: set_column(t, "batch_id", ["b1", *["x"] * (t.num_rows - 1)]), "batch_id: 'x' in the rows of 'b1'"),
         (lambda t: set_column(t, "index", [9, 9, *t.column("index").to_pylist()[2:]]), "planned rollouts have no row"),
         (lambda t: set_column(t, "rollout_key", [1] * t.num_rows), "rollout_key 1"),
     ]
