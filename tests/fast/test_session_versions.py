@@ -311,3 +311,15 @@ def test_records_show_what_was_asked_and_answered() -> None:
     entries = second["response"]["choices"][0]["meta_info"]["output_token_logprobs"]
     node = talk.session.nodes[1]
     assert np.array([p for p, _, _ in entries]).tobytes() == node.generation.output_log_probs_O.tobytes()
+
+
+def test_a_kept_turn_that_no_render_shows_is_a_new_root_in_v2_and_400_in_v1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.tito.renderer._end_of", lambda rendered, message: None)
+    injected = [{"role": "assistant", "content": "summary"}, user("on")]
+    two, one = Conversation(TITO, "v2"), Conversation(TITO, "v1")
+    for talk in (two, one):
+        talk.ask(user("a"))
+    turn = two.begin([*two.history, *injected])
+    assert (None, 4) == (turn.parent, len(turn.appended))
+    refusal = refused(one, [*one.history, *injected])
+    assert (400, True) == (refusal.status, "cannot be found in a full render" in refusal.message)
