@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 
 from rollout.columns import SCHEMA_VERSION
 from rollout.errors import ParityFailed, describe
+from rollout.identity import sample_id
 from rollout.lake.schema import rows_to_table
 from rollout.outcome import Outcome
 from rollout.parity.rows import rows_of
-from rollout.parity.verdict import Verdict, judge_rows
+from rollout.parity.verdict import Verdict, judge_rows, row_prefix
 from rollout.session.tape import Tape, table_to_tape
 from rollout.tito.renderer import Tito
 
@@ -33,18 +34,23 @@ def validate_tables(
     batch_id: str,
     engine: str,
     created_at: datetime,
-    indexes: Iterable[int] = (),
+    indexes: Iterable[int] | None = None,
 ) -> pa.Table:
     """One row of the parity table per rollout, by index, from staged tables as they were read back.
 
     Args:
         engine: name of the engine that the rollouts ran on (column engine_a).
-        indexes: rollouts that must be there; one without rows or tape is `differs`.
+        indexes: the planned rollouts, where they are known: one without rows or tape is `differs`, and
+            so is any other that has some.
     """
     rows, tapes = _by_index(samples), _by_index(trajectories)
+    planned = {*rows, *tapes} if indexes is None else set(indexes)
     found = []
-    for index in sorted({*rows, *tapes, *indexes}):
-        verdict = _verdict(rows.get(index), tapes.get(index), tito)
+    for index in sorted({*rows, *tapes, *planned}):
+        if index in planned:
+            verdict = _verdict(rows.get(index), tapes.get(index), tito, batch_id)
+        else:
+            verdict = Verdict(verdict="differs", reason="not planned: no rollout of this shard has this index")
         key = _key(rows.get(index), index)
         found.append(_parity_row(verdict, index, key, batch_id=batch_id, engine=engine, created_at=created_at))
     return rows_to_table(found, "parity")
@@ -62,7 +68,7 @@ def _key(rows: pa.Table | None, index: int) -> int:
     return index if rows is None else int(rows.column("rollout_key")[0].as_py())
 
 
-def _verdict(rows: pa.Table | None, exchanges: pa.Table | None, tito: Tito) -> Verdict:
+def _verdict(rows: pa.Table | None, exchanges: pa.Table | None, tito: Tito, batch_id: str) -> Verdict:
     """The verdict on one rollout from its rows of both tables; what cannot be read or replayed differs."""
     if exchanges is None:
         return Verdict(verdict="differs", reason="no tape: the rollout's trajectory is missing")
@@ -71,26 +77,51 @@ def _verdict(rows: pa.Table | None, exchanges: pa.Table | None, tito: Tito) -> V
     try:
         tape, outcome = read_tape(exchanges)
         staged = sorted(rows_of(rows), key=lambda row: int(row["sibling"]))
-        return judge_rows(tape, outcome, staged, tito)
+        found = judge_rows(tape, outcome, staged, tito)
+        # Last, because a wrong key has a wrong name too, and that path alone says what is wrong.
+        paths = [] if found.verdict == "differs" else _diff_names(rows, exchanges, batch_id)
+        return replace(found, verdict="differs", reason="names", paths=paths) if paths else found
     except Exception as error:
         # One broken rollout must not hide the verdicts on the others, and proves nothing.
         return Verdict(verdict="differs", reason=f"broken: {describe(error)}")
+
+
+def _diff_names(rows: pa.Table, exchanges: pa.Table, batch_id: str) -> list[str]:
+    """Paths of names that do not belong to the row: its batch, and the sample_id that follows from its key."""
+    columns = [rows.column(name).to_pylist() for name in ("batch_id", "rollout_key", "sibling", "sample_id")]
+    paths = []
+    for position, (batch, key, sibling, name) in enumerate(zip(*columns, strict=True)):
+        prefix = row_prefix(position, rows.num_rows)
+        if batch != batch_id:
+            paths.append(f"{prefix}.batch_id: {batch!r} != {batch_id!r}")
+        elif name != sample_id(batch, key, sibling):
+            paths.append(f"{prefix}.sample_id: {name!r} != {sample_id(batch, key, sibling)!r}")
+    foreign = sorted({*exchanges.column("batch_id").to_pylist()} - {batch_id})
+    return paths + [f"tape.batch_id: {batch!r} != {batch_id!r}" for batch in foreign]
 
 
 def read_tape(table: pa.Table) -> tuple[Tape, Outcome]:
     """Tape and outcome of one rollout from its rows of the trajectories table.
 
     Raises:
-        ValueError: rows of several attempts or sessions, a missing exchange, or no outcome.
+        ValueError: rows of several attempts or sessions, an exchange that is missing or there twice, or
+            an outcome that is missing or of another index or attempt.
     """
-    if len(set(zip(table.column("attempt").to_pylist(), table.column("session_id").to_pylist(), strict=True))) != 1:
+    names = {tuple(row.values()) for row in table.select(["index", "attempt", "session_id"]).to_pylist()}
+    if len(names) != 1:
         raise ValueError("its rows are of several sessions")
-    tape, outcome = table_to_tape(table)
-    if [exchange.seq for exchange in tape.exchanges] != list(range(len(tape.exchanges))):
+    if sorted(table.column("seq").to_pylist()) != list(range(-1, table.num_rows - 1)):
         raise ValueError("an exchange is missing or there twice")
-    if outcome is None:
+    tape, stored = table_to_tape(table)
+    if stored is None:
         raise ValueError("its session's row has no outcome")
-    return tape, Outcome.from_json(outcome)
+    outcome = Outcome.from_json(stored)
+    ((index, attempt, _),) = names
+    if (index, attempt) != (outcome.input.index, outcome.attempt):
+        raise ValueError(
+            f"its rows are of index {index}, attempt {attempt}, its outcome of {outcome.input.index}, {outcome.attempt}"
+        )
+    return tape, outcome
 
 
 def _parity_row(verdict: Verdict, index: int, key: int, **stamp: Any) -> dict[str, Any]:

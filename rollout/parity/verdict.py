@@ -116,11 +116,12 @@ def _diff_staged(staged: Sequence[Row], replayed: Sequence[Row]) -> list[str]:
         paths.append(f"samples: {len(staged)} != {len(replayed)}")
     for position, (left, right) in enumerate(zip(staged, replayed, strict=False)):
         columns = (*SAMPLE_COLUMNS, "rollout_key") if "rollout_key" in left else SAMPLE_COLUMNS
-        paths += diff_rows(left, right, columns, prefix=_prefix(position, max(len(staged), len(replayed))))
+        paths += diff_rows(left, right, columns, prefix=row_prefix(position, max(len(staged), len(replayed))))
     return paths
 
 
-def _prefix(position: int, n_rows: int) -> str:
+def row_prefix(position: int, n_rows: int) -> str:
+    """How the paths of one of `n_rows` rows begin."""
     return "sample" if n_rows == 1 else f"sample[{position}]"
 
 
@@ -146,7 +147,7 @@ def _by_path(tape: Tape, outcome: Outcome, own: Take, tito: Tito, reason: str) -
     paths: list[str] = []
     cut = False
     for position, row in enumerate(own.rows):
-        prefix = _prefix(position, len(own.rows))
+        prefix = row_prefix(position, len(own.rows))
         chain = chain_of(tape, row)
         alone = take(tape, outcome, tito, version=other, only=chain)
         if alone.stop and alone.stop.truncated_extension:

@@ -29,7 +29,7 @@ def tito() -> Tito:
     return tiny_tito()
 
 
-def validate(tito: Tito, samples: pa.Table, trajectories: pa.Table, indexes: tuple[int, ...] = ()) -> pa.Table:
+def validate(tito: Tito, samples: pa.Table, trajectories: pa.Table, indexes: tuple[int, ...] | None = None) -> pa.Table:
     return validate_tables(
         samples, trajectories, tito, batch_id="b", engine="scripted", created_at=START, indexes=indexes
     )
@@ -269,6 +269,8 @@ TAPE_FLIPS = [
     ("finish", lambda finish: "length", "own replay", "exchange[2]: v2 answers 409: truncated generation"),
     ("engine_seconds", lambda seconds: 0.5, "own replay", "sample.metadata.lifecycle[1].t0: "),
     ("seq", lambda seq: 9, "broken", None),
+    ("attempt", lambda attempt: 1, "broken", None),
+    ("batch_id", lambda batch_id: "other", "names", "tape.batch_id: 'other' != 'b'"),
     ("settings", lambda text: "{", "broken", None),
     ("session_id", lambda name: "other", "broken", None),
 ]
@@ -291,7 +293,7 @@ def test_every_rollout_has_one_verdict_and_what_is_missing_differs(tito):
     samples, trajectories = tables(*results)
     samples = samples.filter(pc.not_equal(samples.column("index"), 1))
     trajectories = trajectories.filter(pc.not_equal(trajectories.column("index"), 2))
-    parity = validate(tito, samples, trajectories, indexes=(3, 5))
+    parity = validate(tito, samples, trajectories, indexes=(0, 1, 2, 3, 5))
     assert [0, 1, 2, 3, 5] == parity.column("index").to_pylist()
     assert ["equal", "differs", "differs", "equal", "differs"] == parity.column("verdict").to_pylist()
     reasons = [reason and reason.split(":")[0] for reason in parity.column("reason").to_pylist()]
@@ -315,6 +317,60 @@ def test_a_row_that_cannot_be_read_does_not_hide_the_others(tito, column):
     parity = validate(tito, changed(samples, column, lambda text: "{"), trajectories)
     assert ["differs", "equal"] == parity.column("verdict").to_pylist()
     assert ["broken", None] == [reason and reason.split(":")[0] for reason in parity.column("reason").to_pylist()]
+
+
+def numbered(tito: Tito, *indexes: int) -> tuple[pa.Table, pa.Table]:
+    """Rollouts that differ in index and last answer alone."""
+    results = []
+    for index in indexes:
+        talk = singleton(tito, "v2")
+        talk.ask(user("and?"), text=f"number {index}")
+        results.append(talk.result(talk.outcome(input=RolloutInput(index=index, group_index=0, messages=[user("a")]))))
+    return tables(*results)
+
+
+def exchanged(table: pa.Table, a: int, b: int) -> pa.Table:
+    """The table with the two indexes in each other's place, in the column `index` alone."""
+    values = [{a: b, b: a}.get(index, index) for index in table.column("index").to_pylist()]
+    return table.set_column(table.schema.get_field_index("index"), table.schema.field("index"), pa.array(values))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_one_rollouts_tape_is_no_proof_for_another(tito, both):
+    samples, trajectories = numbered(tito, 3, 4)
+    parity = validate(tito, exchanged(samples, 3, 4) if both else samples, exchanged(trajectories, 3, 4))
+    assert ["differs", "differs"] == parity.column("verdict").to_pylist()
+    assert ["broken", "broken"] == [reason.split(":")[0] for reason in parity.column("reason").to_pylist()]
+
+
+def test_rows_that_no_plan_has_differ_however_sound_they_are(tito):
+    parity = validate(tito, *numbered(tito, 3, 4), indexes=(3,))
+    assert ["equal", "differs"] == parity.column("verdict").to_pylist()
+    assert "not planned: no rollout of this shard has this index" == parity.column("reason")[1].as_py()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "path"),
+    [
+        ("batch_id", "other", "sample.batch_id: 'other' != 'b'"),
+        ("sample_id", "0" * 32, f"sample.sample_id: '{'0' * 32}' != '"),
+    ],
+)
+def test_a_row_under_another_rows_name_differs(tito, column, value, path):
+    samples, trajectories = tables(singleton(tito, "v2").result())
+    (row,) = validate(tito, changed(samples, column, lambda name: value), trajectories).to_pylist()
+    assert ("differs", "names", [True]) == (row["verdict"], row["reason"], [p.startswith(path) for p in row["paths"]])
+
+
+def test_an_exchange_there_twice_is_named(tito):
+    samples, trajectories = tables(singleton(tito, "v2").result())
+    for row in range(2):  # the session's own, and the first exchange
+        twice = pa.concat_tables([trajectories, trajectories.slice(row, 1)])
+        (found,) = validate(tito, samples, twice).to_pylist()
+        assert ("differs", "broken: ValueError: an exchange is missing or there twice") == (
+            found["verdict"],
+            found["reason"],
+        )
 
 
 def test_a_row_too_many_is_named(tito):
