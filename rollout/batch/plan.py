@@ -57,7 +57,10 @@ def make_plan(
     Raises:
         BadPrompts: two rows with one rollout_key, or a row's own rollout_id with several samples per prompt.
         BadConfig: no valid batch id.
+        ValueError: a naive time.
     """
+    if created_at.tzinfo is None or (slot is not None and slot.tzinfo is None):
+        raise ValueError("a plan needs times with a timezone")
     _check_keys(rows, config)
     batch_id = config.batch_id or make_batch_id(deployment, slot, created_at, flow_run_id)
     per_prompt = config.n_samples_per_prompt
@@ -99,13 +102,8 @@ def make_batch_id(deployment: str | None, slot: datetime | None, created_at: dat
 
     A scheduled run: deployment and slot with its offset, so that an hour that comes twice gives two ids:
     `nightly-20261025t0230p0200`. Any other: creation time in UTC and the last 8 hex digits of the flow run's
-    id (the first ones of a UUID of version 7 are a clock). A retry keeps both.
-
-    Raises:
-        ValueError: a naive time.
+    id (the first ones of a UUID of version 7 are a clock). A retry keeps both. Both times have a timezone.
     """
-    if created_at.tzinfo is None or (slot is not None and slot.tzinfo is None):
-        raise ValueError("a batch id needs times with a timezone")
     if deployment is not None and slot is not None:
         sign = slot.strftime("%z")
         return f"{_slug(deployment)}-{slot:%Y%m%dt%H%M}{'m' if sign[0] == '-' else 'p'}{sign[1:5]}"

@@ -64,11 +64,13 @@ def prompt_bytes(path: str | Path) -> bytes:
     Raises:
         BadPrompts: it cannot be read.
     """
-    where = Path(__file__).with_name("demo.jsonl") if str(path) == DEMO_PROMPTS else Path(path)
+    where = Path(__file__).with_name("demo.jsonl") if str(path) == DEMO_PROMPTS else Path(path).expanduser()
     try:
         return where.read_bytes()
     except OSError as error:
         raise BadPrompts(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadPrompts(f"{str(path)!r}: cannot be read: {error}") from error
 
 
 def parse_prompts(data: bytes, name: str | Path, *, skip_bad: bool = False) -> list[PromptRow]:
@@ -119,6 +121,10 @@ def _parse_json(raw: bytes) -> Any:
         raise RowRefused(f"not JSON: {error.msg} at character {error.pos + 1}") from error
     except RecursionError as error:
         raise RowRefused("nested too deeply") from error
+    except RowRefused:
+        raise
+    except ValueError as error:  # Python reads no integer of more than 4,300 digits
+        raise RowRefused("an integer is beyond 64 bits") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -146,16 +152,22 @@ def _jsonl_rows(data: bytes) -> Iterator[_Source]:
 def _parquet_rows(data: bytes, name: str | Path) -> Iterator[_Source]:
     try:
         file = pq.ParquetFile(io.BytesIO(data))
-        unknown = [column for column in file.schema_arrow.names if column not in ROW_KEYS]
+        columns = file.schema_arrow.names
+        unknown = [column for column in columns if column not in ROW_KEYS]
         if unknown:
             raise BadPrompts(f"{name}: unknown column {', '.join(unknown)}; known are {', '.join(ROW_KEYS)}")
+        if len(set(columns)) != len(columns):
+            raise BadPrompts(f"{name}: a column stands twice: {', '.join(columns)}")
         number = 0
         for batch in file.iter_batches(batch_size=1024):
             for row in batch.to_pylist(maps_as_pydicts="strict"):
                 number += 1
                 yield number, json.dumps(row, default=repr).encode(), partial(_parse_columns, row)
-    except (pa.ArrowException, OSError) as error:
-        raise BadPrompts(f"{name}: cannot be read as parquet: {error}") from error
+    except BadPrompts:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
+        # Among them: text that is not UTF-8, a map with a key twice, a date beyond Python's.
+        raise BadPrompts(f"{name}: cannot be read as parquet: {' '.join(str(error).split())}") from error
 
 
 def _parse_columns(row: dict[str, Any], _raw: bytes) -> dict[str, Any]:

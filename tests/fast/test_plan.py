@@ -268,8 +268,11 @@ def test_long_deployments_keep_apart():
 
 
 def test_naive_times_and_bad_ids_are_refused():
-    with pytest.raises(ValueError, match="timezone"):
-        make_batch_id(None, None, datetime(2026, 1, 1), RUN)
+    naive = datetime(2026, 1, 1)
+    for times in ({"created_at": naive}, {"slot": naive, "deployment": "d"}):
+        for batch_id in (None, "given"):
+            with pytest.raises(ValueError, match="timezone"):
+                plan([line()], batch_id=batch_id, **times)
     with pytest.raises(BadConfig, match=r"batch_id: .*does not match"):
         plan([line()], batch_id="x y")
 

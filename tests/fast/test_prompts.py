@@ -126,6 +126,7 @@ def test_the_digest_is_over_the_exact_bytes():
         ('{"messages": [{"role": "user", "content": "x"}], "label": NaN}', "NaN is no JSON number"),
         ('{"messages": [{"role": "user", "content": "x"}], "label": 1e999}', "label is beyond a double"),
         ({"messages": [USER], "metadata": {"n": 2**64}}, "metadata.n is beyond 64 bits"),
+        (f'{{"messages": [{{"role": "user", "content": "x"}}], "rollout_id": {"1" * 5000}}}', "an integer is beyond"),
         (
             '{"messages": [{"role": "user", "content": "x"}], "label": ' + "[" * 120 + "]" * 120 + "}",
             "nested more than",
@@ -157,10 +158,17 @@ def test_a_file_that_gives_nothing_to_run_is_refused_even_with_skip_bad():
 
 
 def test_an_unreadable_file_is_one_line(tmp_path):
-    for path, reason in [(tmp_path / "none", "No such file"), (tmp_path, "Is a directory")]:
+    cases = [(tmp_path / "none", "No such file"), (tmp_path, "Is a directory"), ("a\0b", "embedded null byte")]
+    for path, reason in cases:
         with pytest.raises(BadPrompts, match=reason) as caught:
             read_prompts(path)
         assert isinstance(caught.value, BadInput) and "\n" not in str(caught.value)
+
+
+def test_a_path_in_the_users_home_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "p.jsonl").write_bytes(b"{}")
+    assert b"{}" == prompt_bytes("~/p.jsonl")
 
 
 @given(value=json_values)
@@ -211,6 +219,28 @@ def test_bad_parquet_rows_and_columns_are_named(tmp_path):
         read_prompts(write(tmp_path, {"messages": [[USER]], "label": [float("nan")]}))
     with pytest.raises(BadPrompts, match="cannot be read as parquet"):
         parse_prompts(b"PAR1" + b"x" * 20, "p")
+
+
+def test_parquet_values_that_python_cannot_hold_are_one_line(tmp_path):
+    """Arrow raises the built-in errors here, not its own."""
+    not_utf8 = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    )
+    twice = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    late = pa.array([{"day": 2**30}], pa.struct([("day", pa.date32())]))
+    messages = pa.array([json.dumps([USER])])
+    tables = [
+        {"messages": messages, "label": not_utf8},
+        {"messages": messages, "metadata": twice},
+        {"messages": messages, "metadata": late},
+    ]
+    for columns in tables:
+        with pytest.raises(BadPrompts, match="cannot be read as parquet") as caught:
+            read_prompts(write(tmp_path, columns))
+        assert "\n" not in str(caught.value)
+    pq.write_table(pa.table([messages, messages], names=["messages", "messages"]), tmp_path / "twice")
+    with pytest.raises(BadPrompts, match="a column stands twice: messages, messages"):
+        read_prompts(tmp_path / "twice")
 
 
 def test_prompt_bytes_are_the_files_own(tmp_path):
