@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rollout.engine.checkpoint import read_checkpoint
 from rollout.engine.model import Qwen3, load_model
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of the prompts")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # a model this small is slower on two
     sampler = make_sampler(options.checkpoint, temperature=options.temperature, seed=options.seed)
     games = play(
         make_prompts(options.count, seed=options.seed, kinds=tuple(MAKERS)), sampler, Encoder(options.checkpoint)
