@@ -61,15 +61,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     files = _check_weights(directory, config)
     if not (directory / "tokenizer.json").is_file():
         raise BadCheckpoint(f"{directory / 'tokenizer.json'}: missing")
-    stops = [_read_json(directory / "config.json")]
-    if (directory / "generation_config.json").is_file():
-        stops.append(_read_json(directory / "generation_config.json"))
-    return Checkpoint(
-        directory=directory,
-        config=config,
-        files=files,
-        stop_ids=frozenset(token for part in stops for token in _as_ids(part.get("eos_token_id"))),
-    )
+    return Checkpoint(directory=directory, config=config, files=files, stop_ids=_read_stops(directory, config))
 
 
 def expected_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
@@ -110,8 +102,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _as_ids(value: Any) -> list[int]:
-    return [token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)]
+def _read_stops(directory: Path, config: Qwen3Config) -> frozenset[int]:
+    """The ids that end a turn: those of config.json and, where there is one, generation_config.json."""
+    stops: set[int] = set()
+    for path in (directory / "config.json", directory / "generation_config.json"):
+        found = _read_json(path).get("eos_token_id") if path.is_file() else None
+        for token in found if isinstance(found, list) else [found]:
+            if token is not None and (type(token) is not int or not 0 <= token < config.vocabulary):
+                raise BadCheckpoint(f"{path}: eos_token_id {token!r} is no id of a vocabulary of {config.vocabulary}")
+            stops.update([] if token is None else [token])
+    return frozenset(stops)
 
 
 def read_config(directory: Path) -> Qwen3Config:
@@ -138,20 +138,28 @@ def read_config(directory: Path) -> Qwen3Config:
             context=int(raw.get("max_position_embeddings", 32_768)),
             tied=bool(raw.get("tie_word_embeddings", False)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise BadCheckpoint(f"{path}: missing or wrong field ({type(error).__name__}: {error})") from error
     sizes = (config.vocabulary, config.hidden, config.layers, config.heads, config.kv_heads, config.head_dim)
     if min(*sizes, config.intermediate, config.context) < 1 or config.heads % config.kv_heads or config.head_dim % 2:
         raise BadCheckpoint(f"{path}: sizes do not fit each other: {config}")
+    if not (config.norm_eps >= 0 and config.rope_theta > 0):
+        raise BadCheckpoint(
+            f"{path}: rms_norm_eps {config.norm_eps} or rope_theta {config.rope_theta} is out of bounds"
+        )
     return config
 
 
 def _refuse_unserved(path: Path, raw: dict[str, Any]) -> None:
-    architectures = raw.get("architectures") or []
-    if ARCHITECTURE not in architectures:
-        found = ", ".join(map(str, architectures)) or "none named"
+    architectures = raw.get("architectures")
+    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
+        found = ", ".join(map(str, architectures)) if isinstance(architectures, list) else repr(architectures)
         raise BadCheckpoint(f"{path}: architecture {found}; the embedded engine serves {ARCHITECTURE} only")
-    scaling = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    scaling: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(raw.get(name) or {}, dict):
+            raise BadCheckpoint(f"{path}: {name} is no object")
+        scaling |= raw.get(name) or {}
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
     refused = {
         f"rope type {rope_type}": rope_type != "default",
@@ -188,7 +196,7 @@ def _weight_files(directory: Path) -> list[Path]:
         mapping = _read_json(index).get("weight_map")
         if not isinstance(mapping, dict) or not mapping:
             raise BadCheckpoint(f"{index}: no weight_map")
-        return [directory / str(name) for name in sorted(set(mapping.values()))]
+        return [directory / name for name in sorted({str(name) for name in mapping.values()})]
     return [directory / WEIGHTS_FILE]
 
 
@@ -213,6 +221,6 @@ def _check_entry(name: str, entry: dict[str, Any], room: int) -> tuple[int, ...]
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     if entry["dtype"] not in _ITEM_BYTES:
         raise ValueError(f"{name} is {entry['dtype']}, served are {', '.join(_ITEM_BYTES)}")
-    if end > room or end - begin != prod(shape) * _ITEM_BYTES[entry["dtype"]]:
+    if not 0 <= begin <= end <= room or end - begin != prod(shape) * _ITEM_BYTES[entry["dtype"]]:
         raise ValueError(f"{name} does not fit the file")
     return shape
