@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from rollout.columns import dump_json
 from rollout.errors import Failure, RolloutFailure, describe
 from rollout.outcome import RolloutInput
@@ -98,8 +100,8 @@ def _read(value: Any, reward: Reward) -> Score:
 
 
 def _number(value: Any, source: str) -> float:
-    """`value` as a float; True counts as 1.0, since a comparison is a common reward."""
-    if not isinstance(value, Real):
+    """`value` as a float; True, numpy's too, counts as 1.0, since a comparison is a common reward."""
+    if not isinstance(value, Real | np.bool_):
         raise _failed(f"{source} gave a {type(value).__name__}, not a number")
     try:
         number = float(value)

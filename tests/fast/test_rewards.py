@@ -66,7 +66,15 @@ def test_final_text_skips_what_follows_the_last_answer():
 
 @pytest.mark.parametrize(
     ("value", "reward"),
-    [(0, 0.0), (True, 1.0), (np.float32(0.5), 0.5), (Fraction(1, 4), 0.25), (-0.0, -0.0), (np.int64(3), 3.0)],
+    [
+        (0, 0.0),
+        (True, 1.0),
+        (np.True_, 1.0),
+        (np.float32(0.5), 0.5),
+        (Fraction(1, 4), 0.25),
+        (-0.0, -0.0),
+        (np.int64(3), 3.0),
+    ],
 )
 async def test_a_number_is_a_reward(value, reward):
     found = await score(lambda rollout: value)
