@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from flows.options import cli_parameters, given_options
 from rollout import __version__
+from rollout.errors import BadInput
 
-app = typer.Typer(name="rollout", no_args_is_help=True, help="Agentic RL rollouts as a batch job.")
+app = typer.Typer(
+    name="rollout", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+)
+session = typer.Typer(no_args_is_help=True, help="The session server by itself.")
+app.add_typer(session, name="session")
+
+Lake = Annotated[str, typer.Option(help="Lake: a local path or s3://bucket/prefix.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines.")]
+
+ENVIRONMENT = """
+[bold]Where things are kept[/bold]
+Prefect's own state (runs, artifacts) and the logs of child processes go to ROLLOUT_HOME,
+by default ~/.local/state/rollout-lake; your Prefect profile is left alone. A PREFECT_API_URL
+that you have set, in the environment or in your active profile, is used instead of a server of
+our own. ROLLOUT_DEBUG=1 shows tracebacks.
+"""
 
 
 def _show_version(wanted: bool) -> None:
@@ -17,15 +38,161 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog=ENVIRONMENT)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Agentic RL rollouts as a batch job: every sample a parquet row, proven bit for bit, then published."""
+    """Agentic RL rollouts as a batch job: every sample a parquet row, proven bit for bit, then published.
+
+    [bold]Examples[/bold]
+
+    rollout run                                     the shipped prompts, into ./lake
+
+    rollout run --prompts my.jsonl --dry-run        what would run, and its config hash
+
+    rollout run --batch-id mine                     start, or go on where it stopped
+
+    rollout show mine --sample 3f9c                 one conversation, token by token
+
+    rollout parity mine                             verdicts, and paths that differ
+    """
+
+
+def run(dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Run one batch of rollouts and publish it.
+
+    A batch that was stopped goes on under the same --batch-id: what is staged is not run again, and
+    options that are not given are those it was planned with. `none` stands for null.
+
+    [bold]Examples[/bold]
+
+    rollout run --prompts my.jsonl --agent tool_loop --n-samples-per-prompt 8 --temperature 0.7
+
+    rollout run --prompts my.jsonl --session-version v1 --reward none --lake s3://bucket/lake
+
+    rollout run --engine external --engine-url http://127.0.0.1:30000 --model ./Qwen3-8B
+    """
+    from flows import launch
+
+    launch.run_batch(given_options(options), dry_run=dry_run, as_json=as_json)
+
+
+def _run_signature() -> inspect.Signature:
+    own = {
+        "dry_run": Annotated[bool, typer.Option("--dry-run", help="Show plan, counts and config hash; write nothing.")],
+        "as_json": AsJson,
+    }
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    extra = [inspect.Parameter(name, keyword, default=False, annotation=kind) for name, kind in own.items()]
+    return inspect.Signature([*cli_parameters(), *extra])
+
+
+run.__signature__ = _run_signature()  # type: ignore[attr-defined]
+run.__annotations__ = {}  # typer would read them before the signature
+app.command(epilog=ENVIRONMENT)(run)
+
+
+@app.command()
+def show(
+    batch: Annotated[str | None, typer.Argument(help="Batch id; without one all batches are listed.")] = None,
+    lake: Lake = "./lake",
+    group: Annotated[int | None, typer.Option(help="List the samples of this group.")] = None,
+    sample: Annotated[str | None, typer.Option(help="Print this sample: its sample_id, or how it begins.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows to list, at most.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show batches, one batch, one group or one sample; staged and quarantined batches too.
+
+    With --sample the conversation is printed token by token: prompt and environment dim, sampled
+    tokens coloured from green (sure) to red (unlikely), those outside the loss underlined.
+
+    [bold]Examples[/bold]
+
+    rollout show
+
+    rollout show mine --group 3
+
+    rollout show mine --sample 3f9c
+    """
+    from flows import look
+
+    if batch is None:
+        look.show_batches(lake, limit=limit, as_json=as_json)
+    elif sample is not None:
+        look.show_sample(lake, batch, sample, as_json=as_json)
+    elif group is not None:
+        look.show_group(lake, batch, group, limit=limit, as_json=as_json)
+    else:
+        look.show_batch(lake, batch, limit=limit, as_json=as_json)
+
+
+@app.command()
+def parity(
+    batch: Annotated[str, typer.Argument(help="Batch id.")],
+    lake: Lake = "./lake",
+    limit: Annotated[int, typer.Option(min=1, help="Differing rollouts to list, at most.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show a batch's verdicts and every path that differs. Exit code 1 if a rollout differs.
+
+    A batch that is only staged is checked here and now; nothing is written.
+    """
+    from flows import look
+
+    if look.show_parity(lake, batch, limit=limit, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@session.command()
+def serve(
+    engine: Annotated[str, typer.Option(help="URL of the engine (SGLang's /generate).")],
+    tokenizer: Annotated[Path, typer.Option(help="Checkpoint directory with tokenizer.json.")],
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one and says which.")] = 0,
+    renderer: Annotated[str, typer.Option(help="Chat format, by its name in `renderers`.")] = "qwen3",
+    enable_thinking: Annotated[bool, typer.Option(help="Sessions think unless they say otherwise.")] = False,
+    driver_token_env: Annotated[str | None, typer.Option(help="Environment variable with the driver's token.")] = None,
+) -> None:
+    """Serve sessions over HTTP until it is stopped; prints one JSON line with its port when it answers."""
+    from rollout.session.server import serve as serve_sessions
+
+    token = None
+    if driver_token_env is not None:
+        token = os.environ.get(driver_token_env)
+        if not token:
+            raise BadInput(f"--driver-token-env: the environment has no {driver_token_env}")
+    serve_sessions(
+        engine=engine,
+        tokenizer=tokenizer,
+        host=host,
+        port=port,
+        renderer=renderer,
+        driver_token=token,
+        enable_thinking=enable_thinking,
+    )
 
 
 def main() -> None:
-    """Entry point of the `rollout` command."""
-    app()
+    """Entry point: one line per error on stderr; exit code 2 for bad input, 1 for any other failure."""
+    try:
+        code = app(standalone_mode=False)
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `rollout show | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        if os.environ.get("ROLLOUT_DEBUG"):
+            raise
+        code = _say(error)
+    sys.exit(code or 0)
+
+
+def _say(error: Exception) -> int:
+    show_message = getattr(error, "format_message", None)  # the option parser's own errors
+    known = show_message is not None or type(error).__module__.startswith("rollout.")
+    text = " ".join((show_message() if show_message else str(error)).split())
+    print(f"error: {text}" if known and text else f"error: {type(error).__name__}: {text}", file=sys.stderr)
+    return 2 if isinstance(error, BadInput) else int(getattr(error, "exit_code", 1))

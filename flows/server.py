@@ -9,7 +9,9 @@ own: the user's Prefect profile and database are neither read nor written.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import inspect
 import os
 import socket
 import sys
@@ -76,8 +78,22 @@ async def prefect_api() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        server.stop()
+        await _drain()
+        await asyncio.to_thread(server.stop)
         os.close(lock)
+
+
+async def _drain() -> None:
+    """Let Prefect's background workers send what they hold, so that none of them misses the server."""
+    if "prefect" not in sys.modules:
+        return
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (EventsWorker, APILogWorker):
+        pending = worker.drain_all(timeout=10)
+        if inspect.isawaitable(pending):
+            await pending
 
 
 def _claim_home(state: Path) -> tuple[Path, int]:

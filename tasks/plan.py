@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -14,15 +15,20 @@ from rollout.batch.prepare import Batch, RunOrigin, prepare
 from rollout.config import BatchConfig
 from rollout.lake.staging import create_plan
 
+given_names: ContextVar[frozenset[str] | None] = ContextVar("given_names", default=None)
+"""Names of the options that the user gave, where whoever starts the flow knows them (the command does)."""
+
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)
 async def plan_batch(options: dict[str, Any]) -> Batch:
     """Check options, prompts, parts, checkpoint and lake; nothing is written.
 
-    A flow run always has a value for every option, so one that equals its default counts as not given.
+    A flow run always has a value for every option, so where nobody knows better one that equals its
+    default counts as not given.
     """
+    names = given_names.get()
     defaults = {name: field.default for name, field in BatchConfig.model_fields.items()}
-    given = {name: value for name, value in options.items() if value != defaults[name]}
+    given = {k: v for k, v in options.items() if (v != defaults[k] if names is None else k in names)}
     return await prepare(given, await flow_run_origin())
 
 

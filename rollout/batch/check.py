@@ -19,10 +19,12 @@ from multiprocessing import get_context
 import polars as pl
 import pyarrow as pa
 
-from rollout.batch.prepare import Batch
+from rollout.batch.prepare import Batch, model_directory
 from rollout.batch.summary import Summary, exchange_facts, sample_facts, summarise
+from rollout.config import BatchConfig
 from rollout.errors import StagedChanged
 from rollout.lake.paths import LakePaths
+from rollout.lake.planfile import Plan
 from rollout.lake.staging import read_manifest, read_staged, verify
 from rollout.parity.validate import summarize, validate_tables
 from rollout.process import die_with_parent
@@ -56,6 +58,21 @@ class CheckJob:
     engine: str
 
 
+def job_of(config: BatchConfig, plan: Plan, shard: int) -> CheckJob:
+    """The check of one shard of a planned batch; `config.lake` says where it is staged."""
+    cut = plan.shards[shard]
+    return CheckJob(
+        lake=config.lake,
+        batch_id=plan.batch_id,
+        shard=shard,
+        first=cut.indexes.start,
+        end=cut.indexes.stop,
+        tokenizer=str(model_directory(config)),
+        renderer=config.renderer,
+        engine=config.engine,
+    )
+
+
 class Checkers:
     """A pool of spawned processes that check shards; they end with this one, whatever ends it."""
 
@@ -68,17 +85,7 @@ class Checkers:
         Raises:
             StagedChanged: a file no longer has its manifest's digest, or the manifest is gone.
         """
-        cut = batch.plan.shards[shard]
-        job = CheckJob(
-            lake=batch.config.lake,
-            batch_id=batch.plan.batch_id,
-            shard=shard,
-            first=cut.indexes.start,
-            end=cut.indexes.stop,
-            tokenizer=str(batch.tokenizer),
-            renderer=batch.config.renderer,
-            engine=batch.config.engine,
-        )
+        job = job_of(batch.config, batch.plan, shard)
         return await asyncio.get_running_loop().run_in_executor(self._pool, check_shard, job)
 
 

@@ -66,12 +66,13 @@ class Batch:
         return model_directory(self.config)
 
 
-async def prepare(given: dict[str, Any], origin: RunOrigin) -> Batch:
-    """Check options, prompts, parts, checkpoint and lake, and make the plan; nothing is written.
+async def prepare(given: dict[str, Any], origin: RunOrigin, *, write: bool = True) -> Batch:
+    """Check options, prompts, parts, checkpoint and lake, and make the plan; the plan is not written yet.
 
     Args:
         given: the options that the user gave; the others come from the batch's plan.json if it has
             one, else from BatchConfig's defaults.
+        write: whether the batch is going to run; then the lake's folder is made to see that it can be.
 
     Raises:
         BadInput: one line that says what to change.
@@ -82,7 +83,6 @@ async def prepare(given: dict[str, Any], origin: RunOrigin) -> Batch:
         refuse_closed(paths, stored.batch_id)
         if batch_status(paths, stored.batch_id) in VISIBLE and not _changes(given):
             return _visible(Batch(paths, config, stored, []))
-    paths.check_writable()
     data = prompt_bytes(config.prompts)
     rows = parse_prompts(data, config.prompts, skip_bad=config.skip_bad_prompts)
     plan = make_plan(
@@ -99,6 +99,8 @@ async def prepare(given: dict[str, Any], origin: RunOrigin) -> Batch:
     if config.reward is not None:
         load_reward(config.reward, config.reward_key)
     stored = stored or read_plan(paths, plan.batch_id)
+    if write:
+        paths.check_writable()
     if stored is None:
         return Batch(paths, config, plan, rows)
     # plan.json exists, so this only compares; its cut into shards then holds.

@@ -1,0 +1,195 @@
+"""`rollout show` and `rollout parity`: batches, groups, samples and verdicts as tables, or as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rollout.batch.view import STAGED, BatchView, find_sample, list_batches, view_batch
+from rollout.errors import BadInput
+
+GROUP_COLUMNS = ["group_index", "index", "sibling", "prompt", "status", "reward", "failure"]
+SAMPLE_COLUMNS = ["group_index", "sample_id", "rollout_key", "rollout_id", "sibling", "status", "reward"]
+SAMPLE_COLUMNS += ["turns", "response_length", "agent", "failure"]
+PARITY_COLUMNS = ["index", "rollout_key", "verdict", "reason", "paths"]
+
+
+def show_batches(lake: str, *, limit: int, as_json: bool) -> None:
+    """List the lake's newest batches."""
+    rows = list_batches(lake)
+    if as_json:
+        return _print_json({"batches": rows})
+    if not rows:
+        raise BadInput(f"no batch in {lake} yet: `rollout run --lake {lake}` makes one")
+    shown = rows[-limit:]
+    columns = ["batch_id", "status", "n_prompts", "n_rollouts", "reward_mean", "created_at"]
+    _print_table(columns, [[_cell(row[name]) for name in columns] for row in shown], of=len(rows))
+
+
+def show_batch(lake: str, batch_id: str, *, limit: int, as_json: bool) -> None:
+    """Show one batch: its facts, and a line per group."""
+    view = view_batch(lake, batch_id)
+    groups = _groups(view)
+    if as_json:
+        return _print_json({**_facts(view), "groups": groups})
+    for name, value in _facts(view).items():
+        print(f"{name:<14} {_cell(value)}")
+    columns = ["group", "prompt", "rollouts", "samples", "mean reward", "rewards", "status"]
+    lines = [[_cell(group[name.replace(" ", "_")]) for name in columns] for group in groups[:limit]]
+    _print_table(columns, lines, of=len(groups))
+    print(f"\n`rollout show {batch_id} --group N` lists a group's samples, `--sample ID` prints one.")
+
+
+def show_group(lake: str, batch_id: str, group: int, *, limit: int, as_json: bool) -> None:
+    """List one group's samples."""
+    view = view_batch(lake, batch_id)
+    frame = view.samples(SAMPLE_COLUMNS)
+    rows = frame.filter(pl.col("group_index") == group).drop("group_index").to_dicts() if frame.width else []
+    if not rows:
+        raise BadInput(f"batch {batch_id} has no rows of group {group}")
+    if as_json:
+        return _print_json({"batch_id": batch_id, "group": group, "samples": rows})
+    columns = list(rows[0])
+    lines = [[row["sample_id"][:12], *(_cell(row[name]) for name in columns[1:])] for row in rows[:limit]]
+    _print_table(columns, lines, of=len(rows))
+
+
+def show_sample(lake: str, batch_id: str, name: str, *, as_json: bool) -> None:
+    """Print one sample's conversation, token by token."""
+    from flows.conversation import print_sample
+
+    view = view_batch(lake, batch_id)
+    sample = find_sample(view, name)
+    if as_json:
+        return _print_json(sample)
+    print_sample(sample, config=view.plan.config if view.plan else {})
+
+
+def show_parity(lake: str, batch_id: str, *, limit: int, as_json: bool) -> bool:
+    """Show a batch's verdicts; True if a rollout differs. What is only staged is checked here."""
+    view = view_batch(lake, batch_id)
+    known = view.parity()
+    rows = (_check_here(view) if known is None else known).select(PARITY_COLUMNS)
+    counts = rows.group_by("verdict").len().sort("verdict")
+    verdicts = dict(zip(counts["verdict"].to_list(), counts["len"].to_list(), strict=True))
+    differing = rows.filter(pl.col("verdict") == "differs").to_dicts()
+    if as_json:
+        reasons = rows.filter(pl.col("reason").is_not_null()).drop("paths").to_dicts()
+        _print_json({**_facts(view), "verdicts": verdicts, "differing": differing, "reasons": reasons})
+        return bool(differing)
+    print(f"{batch_id} ({view.status}): " + (", ".join(f"{k} {n}" for k, n in verdicts.items()) or "no verdicts"))
+    _print_reasons(rows)
+    for row in differing[:limit]:
+        print(f"rollout {row['index']} (rollout_key {row['rollout_key']}): {row['reason'] or 'differs'}")
+        for path in row["paths"] or []:
+            print(f"  {path}")
+    if len(differing) > limit:
+        print(f"... and {len(differing) - limit} more (--limit)")
+    return bool(differing)
+
+
+def _print_reasons(rows: pl.DataFrame) -> None:
+    kinds = rows.filter(pl.col("reason").is_not_null()).with_columns(kind=pl.col("reason").str.split(":").list.first())
+    counted = kinds.group_by("verdict", "kind").len().sort("verdict", "kind")
+    for verdict, kind, n in counted.iter_rows():
+        print(f"  {verdict}, {kind}: {n}")
+
+
+def _check_here(view: BatchView) -> pl.DataFrame:
+    from rollout.batch.check import check_shard, job_of
+    from rollout.config import make_config
+    from rollout.lake.staging import staged_shards
+
+    assert view.plan is not None
+    config = make_config(**{**view.plan.config, "lake": view.paths.uri})
+    shards = staged_shards(view.paths, view.batch_id)
+    if not shards:
+        raise BadInput(
+            f"batch {view.batch_id} has no staged shard yet: `rollout run --batch-id {view.batch_id}` goes on"
+        )
+    tables = [check_shard(job_of(config, view.plan, shard)).parity for shard in shards]
+    return pl.concat([pl.DataFrame(table) for table in tables])
+
+
+def _facts(view: BatchView) -> dict[str, Any]:
+    plan, row = view.plan, view.row or {}
+    facts = {
+        "batch_id": view.batch_id,
+        "status": view.status,
+        "lake": view.paths.uri,
+        "created_at": row.get("created_at") or (plan.created_at if plan else None),
+        "config_hash": plan.config_hash if plan else row.get("config_hash"),
+        "n_prompts": plan.n_prompts if plan else row.get("n_prompts"),
+        "n_rollouts": plan.n_rollouts if plan else row.get("n_rollouts"),
+        "reward_mean": row.get("reward_mean"),
+    }
+    if view.status == STAGED and plan is not None:
+        facts["shards_staged"] = f"{view.shards_staged} of {len(plan.shards)}"
+    return facts
+
+
+def _groups(view: BatchView) -> list[dict[str, Any]]:
+    frame = view.samples(GROUP_COLUMNS)
+    if not frame.width:
+        return []
+    groups = []
+    for (group,), rows in frame.group_by("group_index", maintain_order=True):
+        rollouts = rows.unique("index", keep="first", maintain_order=True)
+        rewards = rollouts["reward"].to_list()
+        statuses = rollouts.group_by("status").len().sort("status").iter_rows()
+        groups.append(
+            {
+                "group": group,
+                "prompt": _last_user_text(rows["prompt"][0]),
+                "rollouts": rollouts.height,
+                "samples": rows.height,
+                "mean_reward": rollouts["reward"].mean(),
+                "rewards": rewards,
+                "status": ", ".join(f"{status} {n}" for status, n in statuses),
+            }
+        )
+    return groups
+
+
+def _last_user_text(prompt: str) -> str:
+    for message in reversed(json.loads(prompt)):
+        if message.get("role") == "user":
+            content = message.get("content") or ""
+            text = content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+            return " ".join(text.split())
+    return ""
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list):
+        return " ".join("-" if item is None else f"{item:g}" for item in value)
+    if isinstance(value, dict):
+        return str(value.get("type"))
+    return f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "hour") else str(value)
+
+
+def _print_table(columns: list[str], lines: list[list[str]], *, of: int) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="ellipsis", max_width=48 if column == "prompt" else None)
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    console = Console()
+    # Nothing is folded or cut where the output is a file.
+    console = console if console.is_terminal else Console(width=200)
+    console.print(table)
+    if of > len(lines):
+        print(f"... {of - len(lines)} more (--limit)")
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, default=str, ensure_ascii=False))
