@@ -104,8 +104,8 @@ def read_tape(table: pa.Table) -> tuple[Tape, Outcome]:
     """Tape and outcome of one rollout from its rows of the trajectories table.
 
     Raises:
-        ValueError: rows of several attempts or sessions, an exchange that is missing or there twice, or
-            an outcome that is missing or of another index or attempt.
+        ValueError: rows of several attempts or sessions, an exchange that is missing, there twice or
+            extends a later one, or an outcome that is missing or of another index or attempt.
     """
     names = {tuple(row.values()) for row in table.select(["index", "attempt", "session_id"]).to_pylist()}
     if len(names) != 1:
@@ -115,6 +115,10 @@ def read_tape(table: pa.Table) -> tuple[Tape, Outcome]:
     tape, stored = table_to_tape(table)
     if stored is None:
         raise ValueError("its session's row has no outcome")
+    for exchange in tape.exchanges:
+        # A circle of parents would never end.
+        if exchange.parent is not None and not 0 <= exchange.parent < exchange.seq:
+            raise ValueError(f"exchange {exchange.seq} extends {exchange.parent}, which does not come before it")
     outcome = Outcome.from_json(stored)
     ((index, attempt, _),) = names
     if (index, attempt) != (outcome.input.index, outcome.attempt):

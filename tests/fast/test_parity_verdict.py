@@ -270,6 +270,9 @@ TAPE_FLIPS = [
     ("engine_seconds", lambda seconds: 0.5, "own replay", "sample.metadata.lifecycle[1].t0: "),
     ("seq", lambda seq: 9, "broken", None),
     ("attempt", lambda attempt: 1, "broken", None),
+    ("parent", lambda parent: 1, "broken", None),  # row 2 is exchange 1: a circle
+    ("parent", lambda parent: -1, "broken", None),
+    ("parent", lambda parent: None, "own replay", "exchange[1]"),
     ("batch_id", lambda batch_id: "other", "names", "tape.batch_id: 'other' != 'b'"),
     ("settings", lambda text: "{", "broken", None),
     ("session_id", lambda name: "other", "broken", None),
