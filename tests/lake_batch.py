@@ -6,14 +6,17 @@ import json
 from datetime import UTC, datetime
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
 from rollout.batch.plan import Plan, make_plan
 from rollout.batch.prompts import parse_prompts
 from rollout.columns import BatchStamp, samples_to_table
 from rollout.config import make_config
+from rollout.lake import scan_batches, scan_parity, scan_samples, scan_trajectories
 from rollout.lake.manifest import Manifest
 from rollout.lake.paths import LakePaths
+from rollout.lake.publishing import Published, publish_batch
 from rollout.lake.schema import rows_to_table
 from rollout.lake.staging import create_plan, stage_shard
 from rollout.sample import Sample, Status
@@ -28,6 +31,7 @@ ENGINE = {
     "flags_hash": "f",
     "deterministic": True,
 }
+ROW = {"counts": "{}", "reward_mean": 0.5, "n_shards": 3}
 PROMPTS = "\n".join(json.dumps({"messages": [{"role": "user", "content": f"question {k}"}]}) for k in range(6)).encode()
 
 
@@ -111,6 +115,17 @@ def stage_all(paths: LakePaths, plan: Plan, seed: int = 0) -> dict[int, Manifest
         )
         for cut in plan.shards
     }
+
+
+def publish(paths: LakePaths, plan: Plan, manifests: dict[int, Manifest]) -> Published:
+    """Publish with a verdict `equal` on every rollout."""
+    return publish_batch(paths, plan, manifests, parity_rows(plan), ROW)
+
+
+def row_counts(paths: LakePaths) -> list[int]:
+    """Rows that readers see of samples, trajectories, parity and batches."""
+    scans = (scan_samples, scan_trajectories, scan_parity, scan_batches)
+    return [scan(paths).select(pl.len()).collect().item() for scan in scans]
 
 
 def same_bits(first: pa.Table, second: pa.Table) -> bool:

@@ -1,4 +1,4 @@
-"""What rows must hold among each other before they are staged; schemas cannot say it."""
+"""What rows must hold among each other before they are staged or published; schemas cannot say it."""
 
 from __future__ import annotations
 

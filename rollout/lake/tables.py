@@ -163,7 +163,7 @@ def _has_mark(paths: LakePaths, name: TableName, version: int, mark: str) -> boo
 
 
 def _pause(attempt: int) -> None:
-    time.sleep(random.uniform(0.0, min(1.0, 0.02 * 2**attempt)))
+    time.sleep(random.uniform(0.0, min(1.0, 0.02 * 2 ** min(attempt, 6))))
 
 
 def write_transaction(

@@ -10,9 +10,9 @@ import lake_races
 import polars as pl
 import pytest
 from deltalake import DeltaTable
-from lake_batch import parity_rows, plan_batch, same_bits, sample_rows, stage_all, tape_rows
+from lake_batch import parity_rows, plan_batch, row_counts, same_bits, sample_rows, stage_all, tape_rows
 
-from rollout.lake import LakePaths, scan_batches, scan_parity, scan_samples, scan_trajectories
+from rollout.lake import LakePaths, scan_samples
 from rollout.lake.publishing import publish_batch
 from rollout.lake.schema import conform
 from rollout.lake.staging import create_plan, read_plan, read_staged, stage_shard, staged_shards, verify
@@ -36,11 +36,6 @@ def together(pool, function, *calls):
     """Run the calls in processes of their own, all from one moment on."""
     start = time.time() + 0.3
     return [f.result(timeout=120) for f in [pool.submit(function, *call, start) for call in calls]]
-
-
-def row_counts(paths):
-    scans = (scan_samples, scan_trajectories, scan_parity, scan_batches)
-    return [scan(paths).select(pl.len()).collect().item() for scan in scans]
 
 
 def race_on_an_empty_lake(pool, tmp_path, rounds):
