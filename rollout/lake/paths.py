@@ -101,7 +101,7 @@ class LakePaths:
         Raises:
             BadLake: not writable, a file is in the way, or a folder under tables/ is no Delta table.
         """
-        self._check_nothing_in_the_way()
+        self.check_nothing_in_the_way()
         try:
             self.store.probe()
         except BadLake:
@@ -116,14 +116,20 @@ class LakePaths:
                     f"lake {self.uri}: tables/{name} holds files but is no Delta table; choose another --lake"
                 )
 
-    def _check_nothing_in_the_way(self) -> None:
+    def check_nothing_in_the_way(self) -> None:
+        """Find a file where a local lake needs a folder. Creates nothing.
+
+        Raises:
+            BadLake: there is one.
+        """
         if not self.is_local:
             return
         folders = ["", "staging", "quarantine", "tables", *(self.table_key(name) for name in TABLE_NAMES)]
         for folder in folders:
             path = Path(self.root, folder)
-            if path.exists() and not path.is_dir():
-                raise BadLake(f"lake {self.uri}: {path} is a file; choose another --lake")
+            there = next(part for part in (path, *path.parents) if part.exists())
+            if not there.is_dir():
+                raise BadLake(f"lake {self.uri}: {there} is a file; choose another --lake")
 
 
 def check_batch_id(batch_id: str) -> str:

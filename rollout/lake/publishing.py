@@ -27,7 +27,7 @@ from rollout.lake.planfile import Plan
 from rollout.lake.reading import newest_batch_row
 from rollout.lake.rows import check_constant, check_verdicts
 from rollout.lake.schema import SCHEMA_VERSIONS, TableName, conform, rows_to_table
-from rollout.lake.staging import require_all, staged_shards, verify, verify_file
+from rollout.lake.staging import REPAIR, require_all, staged_shards, verify, verify_file
 from rollout.lake.tables import Commit, add_action, commit_once, create_tables, open_table, transaction
 
 CLOSED = ("quarantined", "discarded")
@@ -188,9 +188,9 @@ def _bring(
     try:
         paths.store.link(source, target)
     except FileNotFoundError as error:
-        raise StagedChanged(f"{source} is missing") from error
+        raise StagedChanged(f"{source} is missing; {REPAIR}") from error
     linked.append(target)
-    verify_file(paths, target, file)
+    verify_file(paths, target, file, staged=source)
     with paths.store.open(target) as data:
         try:
             stats = footer_statistics(data, file.table, file.rows, source, within=within)

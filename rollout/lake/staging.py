@@ -25,6 +25,9 @@ from rollout.lake.planfile import Plan
 from rollout.lake.rows import check_samples, check_trajectories
 from rollout.lake.schema import SCHEMAS, TableName, conform
 
+REPAIR = "restore it, or remove its manifest in shards/ and run the batch again"
+"""What to do about a staged file that is not what its manifest says."""
+
 _SORT_KEYS: dict[TableName, tuple[str, ...]] = {
     "samples": ("group_index", "rollout_key", "sibling"),
     "trajectories": ("index", "attempt", "session_id", "seq"),
@@ -204,7 +207,7 @@ def read_manifest(paths: LakePaths, batch_id: str, shard: int, area: Area = "sta
     try:
         manifest = Manifest.from_bytes(data, folder)
     except (ValueError, TypeError, KeyError) as error:
-        raise StagedChanged(f"{key} is damaged: {error}") from error
+        raise StagedChanged(f"{key} is damaged ({error}); restore it, or remove it to run the shard again") from error
     if (manifest.batch_id, manifest.shard) != (batch_id, shard):
         raise StagedChanged(f"{key} is the manifest of {manifest.batch_id}/{manifest.shard}")
     return manifest
@@ -257,18 +260,23 @@ def verify(paths: LakePaths, manifest: Manifest) -> None:
         verify_file(paths, manifest.key(file), file)
 
 
-def verify_file(paths: LakePaths, key: str, file: StagedFile) -> None:
-    """Hold one file, wherever it now stands, against its manifest's entry; errors as `verify`."""
+def verify_file(paths: LakePaths, key: str, file: StagedFile, *, staged: str | None = None) -> None:
+    """Hold one file, wherever it now stands, against its manifest's entry; errors as `verify`.
+
+    Args:
+        staged: the key under which it was staged, where that is another.
+    """
+    name = staged or key
     try:
         size = paths.store.size(key)
         if size != file.size:
-            raise StagedChanged(f"{key}: {size} bytes, its manifest says {file.size}")
+            raise StagedChanged(f"{name}: {size} bytes, its manifest says {file.size}; {REPAIR}")
         with paths.store.open(key) as source:
             digest = file_digest(source)
     except FileNotFoundError as error:
-        raise StagedChanged(f"{key} is missing") from error
+        raise StagedChanged(f"{name} is missing; {REPAIR}") from error
     if digest != file.digest:
-        raise StagedChanged(f"{key}: digest {digest}, its manifest says {file.digest}")
+        raise StagedChanged(f"{name}: digest {digest}, its manifest says {file.digest}; {REPAIR}")
 
 
 def read_staged(paths: LakePaths, manifest: Manifest) -> tuple[pa.Table, pa.Table]:
@@ -290,7 +298,7 @@ def _read_table(paths: LakePaths, manifest: Manifest, name: TableName) -> pa.Tab
             with paths.store.open(key) as source:
                 parts.append(conform(pq.ParquetFile(source).read(), name))
         except FileNotFoundError as error:
-            raise StagedChanged(f"{key} is missing") from error
+            raise StagedChanged(f"{key} is missing; {REPAIR}") from error
         except (pa.ArrowException, OSError, ValueError) as error:
             raise StagedChanged(f"{key}: {error}") from error
     return pa.concat_tables(parts) if parts else SCHEMAS[name].empty_table()
