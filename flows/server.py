@@ -19,7 +19,10 @@ import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+from rollout.errors import BadConfig
 from rollout.process import die_with_parent, say_ready, start
 
 QUIET = {
@@ -63,12 +66,14 @@ async def prefect_api() -> AsyncIterator[None]:
     To be entered before the first import of Prefect, which reads the environment then.
 
     Raises:
-        ChildFailed: the server did not start; its log's tail is quoted.
+        BadConfig: the user's server does not answer.
+        ChildFailed: ours did not start; its log's tail is quoted.
     """
     assert "prefect" not in sys.modules, "Prefect was imported before its environment was set"
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if user_api_url() is not None:
+    if (url := user_api_url()) is not None:
+        await asyncio.to_thread(_check_answers, url)
         yield
         return
     home, lock = _claim_home(state_home())
@@ -94,6 +99,19 @@ async def _drain() -> None:
         pending = worker.drain_all(timeout=10)
         if inspect.isawaitable(pending):
             await pending
+
+
+def _check_answers(url: str) -> None:
+    try:
+        urlopen(f"{url.rstrip('/')}/health", timeout=10).close()
+    except HTTPError:
+        return  # it answers; whether it lets us in is Prefect's own question
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise BadConfig(
+            f"PREFECT_API_URL {url} does not answer ({reason}): start that server, or unset it (and your Prefect "
+            "profile's) to use one of our own"
+        ) from error
 
 
 def _claim_home(state: Path) -> tuple[Path, int]:

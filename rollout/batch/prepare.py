@@ -27,6 +27,8 @@ from rollout.lake.planfile import Plan
 from rollout.lake.publishing import batch_status, published_version, refuse_closed
 from rollout.lake.staging import create_plan, read_plan
 from rollout.rewards import load_reward
+from rollout.session.finishing import find_finisher
+from rollout.session.picking import find_picker
 
 VISIBLE = ("published", "released")
 
@@ -79,6 +81,7 @@ async def prepare(given: dict[str, Any], origin: RunOrigin, *, write: bool = Tru
     """
     config, stored = _resolve(given)
     paths = LakePaths(config.lake)
+    paths.check_nothing_in_the_way()
     if stored is not None:
         refuse_closed(paths, stored.batch_id)
         if batch_status(paths, stored.batch_id) in VISIBLE and not _changes(given):
@@ -95,12 +98,10 @@ async def prepare(given: dict[str, Any], origin: RunOrigin, *, write: bool = Tru
         deployment=origin.deployment,
         slot=origin.slot,
     )
-    load_agents(plan.agents, config.session_version)
-    if config.reward is not None:
-        load_reward(config.reward, config.reward_key)
-    stored = stored or read_plan(paths, plan.batch_id)
+    _check_parts(config, plan.agents)
     if write:
         paths.check_writable()
+    stored = stored or read_plan(paths, plan.batch_id)
     if stored is None:
         return Batch(paths, config, plan, rows)
     # plan.json exists, so this only compares; its cut into shards then holds.
@@ -114,11 +115,34 @@ def _resolve(given: dict[str, Any]) -> tuple[BatchConfig, Plan | None]:
     config = make_config(**given)
     if config.batch_id is None:
         return config, None
-    stored = read_plan(LakePaths(config.lake), config.batch_id)
+    paths = LakePaths(config.lake)
+    paths.check_nothing_in_the_way()
+    stored = read_plan(paths, config.batch_id)
     if stored is None:
         return config, None
     kept = {name: value for name, value in stored.config.items() if name not in ("lake", "batch_id")}
     return make_config(**{**kept, **given}), stored
+
+
+def _check_parts(config: BatchConfig, agents: Sequence[str]) -> None:
+    """Load all that the batch names, so that a misspelt name costs no rollout.
+
+    Raises:
+        UnknownPart: one is not installed or cannot be loaded.
+        BadInput: an agent needs another session version; BadConfig: an unknown chat format.
+    """
+    load_agents(agents, config.session_version)
+    if config.reward is not None:
+        load_reward(config.reward, config.reward_key)
+    find_picker(config.picker)
+    find_finisher(config.finisher)
+    if config.renderer != BatchConfig.model_fields["renderer"].default:  # renderers takes a while to import
+        from renderers.configs import config_from_name
+
+        try:
+            config_from_name(config.renderer)
+        except ValueError as error:
+            raise BadConfig(f"renderer {config.renderer!r}: {error}") from error
 
 
 def _changes(given: dict[str, Any]) -> bool:

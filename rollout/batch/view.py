@@ -73,6 +73,7 @@ def view_batch(lake: str, batch_id: str) -> BatchView:
         BadInput: there is no such batch.
     """
     paths = LakePaths(lake)
+    paths.check_nothing_in_the_way()
     plan = read_plan(paths, batch_id)
     status = batch_status(paths, batch_id)
     if plan is None and status is None:
@@ -96,6 +97,7 @@ def list_batches(lake: str) -> list[dict[str, Any]]:
         BadLake: a path that no lake can have.
     """
     paths = LakePaths(lake)
+    paths.check_nothing_in_the_way()
     rows: list[dict[str, Any]] = []
     if open_table(paths, "batches") is not None:
         rows = scan_batches(paths).select(LIST_COLUMNS).collect().to_dicts()

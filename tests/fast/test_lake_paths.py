@@ -108,7 +108,7 @@ def test_a_path_that_cannot_be_written_is_refused_whoever_runs_the_test():
 
 def test_a_parent_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BadLake, match="not writable"):
+    with pytest.raises(BadLake, match="is a file; choose another --lake"):
         LakePaths(tmp_path / "file" / "lake").check_writable()
 
 
