@@ -20,7 +20,7 @@ test-full: $(DEV_READY)  ## All the rest: long runs, kills, builds
 	$(PYTEST) tests/fast tests/e2e -m full
 
 bench: $(DEV_READY)  ## Ratios on this machine; prints them, asserts none
-	$(PYTEST) tests/bench -s
+	BENCH_ROLLOUTS=1024 BENCH_REPEATS=3 $(PYTEST) tests/bench -s
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .
