@@ -20,11 +20,12 @@ from rollout import __version__
 from rollout.batch.check import ShardCheck, checkers, join_checks
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress, watched
+from rollout.batch.spool import remove_spools
 from rollout.batch.summary import Summary, batch_row
-from rollout.errors import BatchIncomplete, EngineError, ParityFailed, SessionUnreachable
+from rollout.errors import BatchIncomplete, EngineError, FailedInARow, ParityFailed, SessionUnreachable
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
-from tasks.engine import start_worker
+from tasks.engine import SPOOLS, start_worker
 from tasks.parity import check_shard, parity_failure
 from tasks.plan import plan_batch, write_plan
 from tasks.publish import publish, quarantine
@@ -75,12 +76,13 @@ async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
     for shard in staged:
         progress.shards_staged += 1
         progress.rollouts_done += batch.plan.shards[shard].n_rollouts
+        remove_spools(state_home() / SPOOLS, batch.plan, shard)  # a kill may have come between staging and this
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(checkers())
         worker = None
         if len(staged) < len(batch.plan.shards):
             progress.phase = "starting the engine"
-            worker = await start_worker(stack, batch, state_home() / "logs" / batch.plan.batch_id)
+            worker = await start_worker(stack, batch, state_home())
         await write_plan(batch)
         progress.phase, progress.first_rollout = "rolling out", time.monotonic()
         slots = asyncio.Semaphore(_shards_at_once(batch))
@@ -111,7 +113,7 @@ async def _all_or_none(batch: Batch, shards: list[Any]) -> list[ShardCheck]:
             running = [group.create_task(shard) for shard in shards]
     except BaseExceptionGroup as errors:
         first = _first(errors)
-        if isinstance(first, (EngineError, SessionUnreachable)):
+        if isinstance(first, (EngineError, SessionUnreachable, FailedInARow)):
             raise _incomplete(batch, first) from first
         raise first from None
     return [task.result() for task in running]

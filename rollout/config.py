@@ -58,6 +58,10 @@ class BatchConfig(BaseModel):
     shard_size: int = Field(32, ge=1, le=1_000_000, description="Rollouts of one Prefect task; cut between groups.")
     rollout_timeout_s: float = Field(300.0, gt=0, le=86400, description="Deadline of one rollout in seconds.")
     max_attempts: int = Field(2, ge=1, le=10, description="Tries at a rollout whose engine failed.")
+    retry_agent_errors: bool = Field(False, description="Give a rollout whose agent failed its other tries too.")
+    max_failed_in_a_row: int | None = Field(
+        32, ge=1, le=1_000_000, description="Rollouts failing one after another that end the batch early; null: never."
+    )
     skip_bad_prompts: bool = Field(False, description="Record refused prompt rows instead of refusing the file.")
     parity_min_equal: float = Field(
         0.95, ge=0.0, le=1.0, description="Share of provable rollouts that must be equal, or the batch is quarantined."

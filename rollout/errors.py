@@ -13,6 +13,7 @@ RolloutLakeError
 ├── SessionUnreachable           the session server gave no answer
 ├── EngineError                  the engine failed, is gone, or answered nonsense
 │   └── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
+├── FailedInARow                 max_failed_in_a_row rollouts failed one after another
 ├── StagedChanged                a staged file no longer has its manifest's digest
 ├── BatchIncomplete              planned shards are missing
 ├── ParityFailed                 a rollout differs, or too few are equal: the batch is quarantined
@@ -132,6 +133,10 @@ class EngineRefused(EngineError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (EngineRefused, (self.status, self.body))
+
+
+class FailedInARow(RolloutLakeError):
+    """So many rollouts failed one after another that the batch ends early; it can be gone on with."""
 
 
 class StagedChanged(RolloutLakeError):

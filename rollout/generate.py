@@ -14,7 +14,8 @@ no_turns, all_truncated   nothing went wrong, but there is no sample
 An agent may wrap or swallow the HTTP errors that it gets, so its exception's class says little: the
 session's own record of refused requests (Tape.refused, by HTTP status) decides whose fault it was.
 A fault of the engine, or a session server without an answer, gets another attempt: a new session
-with another seed. An agent's own exception does not, and no attempt begins after the deadline.
+with another seed. An agent's own exception does so only with `retry_agent_errors`, and no attempt begins
+after the deadline.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ TURNS_STATUS = "429"
 BACKOFF_S = 0.5
 """First wait before another attempt in seconds; doubled each time, times 0.5 to 1.5 by chance."""
 BACKOFF_LIMIT_S = 8.0
+AGENT_FAULTS = ("agent_error", "agent_timeout", "agent_exit")
+"""Failures of the agent's own: other attempts only with `retry_agent_errors`."""
 SETTLE_TRIES = 20
 SETTLE_S = 0.05
 """How often, and how long apart in seconds, a session is read again while late turns still arrive."""
@@ -99,7 +102,7 @@ async def attempt_rollout(given: RolloutInput, run: RunContext) -> Attempted:
     deadline = clock.time() + run.config.rollout_timeout_s
     for attempt in range(run.config.max_attempts):
         last = await _attempt(given, run, attempt, deadline)
-        if not last.repeatable or attempt + 1 == run.config.max_attempts:
+        if not _worth_another(last, run.config) or attempt + 1 == run.config.max_attempts:
             break
         pause_s = min(BACKOFF_LIMIT_S, BACKOFF_S * 2**attempt) * (0.5 + random.random())
         if clock.time() + pause_s >= deadline:
@@ -109,6 +112,11 @@ async def attempt_rollout(given: RolloutInput, run: RunContext) -> Attempted:
         )
         await asyncio.sleep(pause_s)
     return last
+
+
+def _worth_another(last: Attempted, config: BatchConfig) -> bool:
+    failure = last.outcome.failure
+    return last.repeatable or (config.retry_agent_errors and failure is not None and failure.type in AGENT_FAULTS)
 
 
 async def conclude(last: Attempted, run: RunContext) -> RolloutResult:

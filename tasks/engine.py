@@ -11,8 +11,12 @@ from prefect.cache_policies import NO_CACHE
 from rollout.batch.prepare import Batch
 from rollout.batch.worker import Worker, open_worker
 
+SPOOLS = "spool"
+"""Folder of the finished rollouts of shards that are not staged yet, below the command's state folder."""
+
 
 @task(name="start engine and sessions", cache_policy=NO_CACHE, persist_result=False)
-async def start_worker(stack: AsyncExitStack, batch: Batch, logs: Path) -> Worker:
-    """Start both children; `stack` ends them with the flow, however that ends."""
-    return await stack.enter_async_context(open_worker(batch, logs=logs))
+async def start_worker(stack: AsyncExitStack, batch: Batch, home: Path) -> Worker:
+    """Start both children; `stack` ends them with the flow, however that ends. `home` is for logs and spools."""
+    logs = home / "logs" / batch.plan.batch_id
+    return await stack.enter_async_context(open_worker(batch, logs=logs, spools=home / SPOOLS))

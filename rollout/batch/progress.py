@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from rollout.batch.spool import RolloutRows
 from rollout.batch.summary import Summary
 from rollout.generate import RolloutResult
 
 
 @dataclass(kw_only=True, slots=True)
 class BatchProgress:
-    """Counts since the run began; shards and rollouts that an earlier run staged are counted as done at once.
+    """Counts since the run began; shards and rollouts that an earlier run finished are counted as done at once.
 
     `tokens` and `turns` are of this run alone; times are `time.monotonic()` seconds. `summary` is set
     when every shard is checked.
@@ -42,6 +44,11 @@ class BatchProgress:
         self.turns += result.turns
         self.tokens += result.sampled_tokens
         self.last_rollout = time.monotonic()
+
+    def rollouts_kept(self, rollouts: Sequence[RolloutRows]) -> None:
+        """Count what an earlier run of a shard finished (rollout.batch.spool)."""
+        self.rollouts_done += len(rollouts)
+        self.failed += sum(rows.samples.column("failure")[0].is_valid for rows in rollouts)
 
     @property
     def tokens_per_second(self) -> float:

@@ -2,6 +2,7 @@
 
 Rollouts start in the order of their index, as many at once as the engine has slots; the slots belong
 to the engine, so the next shard's first rollouts start while the last ones of this shard still run.
+Each finished rollout's rows are made at once and go to the shard's spool, if it has one.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rollout import process
 from rollout.agents.openai_client import close_connections
-from rollout.columns import SCHEMA_VERSION, BatchStamp, samples_to_table
+from rollout.batch.spool import RolloutRows, Spool
+from rollout.columns import SAMPLES_SCHEMA, SCHEMA_VERSION, BatchStamp, samples_to_table
 from rollout.config import BatchConfig
 from rollout.errors import Failure
 from rollout.generate import RolloutResult, RunContext, attempt_rollout, conclude
-from rollout.identity import resolve_rollout_key
 from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.parity.projections import payload_digest
-from rollout.sample import Sample, Status
+from rollout.sample import Status
 from rollout.session.client import SessionClient
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import Tape, tape_to_table
@@ -35,6 +37,9 @@ from rollout.tape_columns import TRAJECTORIES_SCHEMA
 
 TOKEN_VARIABLE = "ROLLOUT_DRIVER_TOKEN"
 """Environment variable in which the session server finds the driver's token."""
+
+TRIED_AGAIN = ("engine_error", "session_error")
+"""Failures that no spool keeps: they say nothing of the rollout, and the children may be back at a restart."""
 
 Progress = Callable[[RolloutResult], None]
 """Called once per finished rollout, in the order in which they finish."""
@@ -61,34 +66,42 @@ async def run_shard(
     context: RunContext,
     stamp: BatchStamp,
     refused: Sequence[tuple[RolloutInput, Failure]] = (),
+    spool: Spool | None = None,
     progress: Progress | None = None,
 ) -> ShardResult:
     """Run every input to its rows. Cancelling ends the rollouts in flight and deletes their sessions.
 
     Args:
         inputs: a shard's, with unique rollout keys (the plan sees to that).
-        stamp: the columns that only the batch knows.
+        stamp: the columns that only the batch knows, for the rows that are made here.
         refused: rollouts of refused prompt rows; they get their rows without a session.
+        spool: inputs that are in it are not run again: their rows stay as they were made. The others go
+            there as they finish, but for failures of engine and session server, which a restart tries again.
+        progress: ends the shard by raising; what it was called with is in the spool by then.
     """
-    results = [refused_result(given, failure, context) for given, failure in refused]
-    if progress is not None:
-        for result in results:
+    rows = list(spool.rollouts) if spool is not None else []
+    finished = {kept.index for kept in rows}
+    waiting = iter(sorted((one for one in inputs if one.index not in finished), key=lambda given: given.index))
+
+    async def keep(result: RolloutResult) -> None:
+        made = await asyncio.to_thread(_make_rows, result, stamp, spool)
+        rows.append(made)
+        if progress is not None:
             progress(result)
-    waiting = iter(sorted(inputs, key=lambda given: given.index))
+
+    for given, failure in refused:
+        await keep(refused_result(given, failure, context))
 
     async def work() -> None:
         for given in waiting:
             async with context.slots:
                 last = await attempt_rollout(given, context)
-            result = await conclude(last, context)
-            results.append(result)
-            if progress is not None:
-                progress(result)
+            await keep(await conclude(last, context))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(len(inputs), context.config.concurrency)):
             group.create_task(work())
-    return shard_result(results, stamp)
+    return await asyncio.to_thread(join_rows, rows)
 
 
 def refused_result(given: RolloutInput, failure: Failure, context: RunContext) -> RolloutResult:
@@ -101,25 +114,42 @@ def refused_result(given: RolloutInput, failure: Failure, context: RunContext) -
 
 def shard_result(results: Sequence[RolloutResult], stamp: BatchStamp) -> ShardResult:
     """The rows of finished rollouts, whatever order they finished in."""
-    ordered = sorted(results, key=lambda result: result.outcome.input.index)
-    rows = sorted((sample for result in ordered for sample in result.samples), key=_row_key)
-    digests = [payload_digest(row) for row in rows]
-    return ShardResult(
-        samples=samples_to_table(rows, stamp, digests),
-        trajectories=trajectories(ordered, stamp.batch_id),
-        counts=count(ordered),
+    return join_rows([rollout_rows(result, stamp) for result in results])
+
+
+def _make_rows(result: RolloutResult, stamp: BatchStamp, spool: Spool | None) -> RolloutRows:
+    rows, failure = rollout_rows(result, stamp), result.samples[0].failure
+    if spool is not None and (failure is None or failure.type not in TRIED_AGAIN):
+        spool.append(rows)
+    return rows
+
+
+def rollout_rows(result: RolloutResult, stamp: BatchStamp) -> RolloutRows:
+    """The rows of one finished rollout, siblings in order and the tape by seq."""
+    digests = [payload_digest(sample) for sample in result.samples]
+    return RolloutRows(
+        samples=_one_batch(samples_to_table(result.samples, stamp, digests)),
+        trajectories=_one_batch(_trajectory(result, stamp.batch_id)),
     )
 
 
-def _row_key(sample: Sample) -> tuple[int, int, int]:
-    assert sample.group_index is not None and sample.index is not None
-    return sample.group_index, resolve_rollout_key(sample.rollout_id, sample.index), sample.sibling
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    (batch,) = table.combine_chunks().to_batches()
+    return batch
 
 
-def trajectories(results: Sequence[RolloutResult], batch_id: str) -> pa.Table:
-    """The tapes as rows of the trajectories table, in the given order."""
-    tables = [TRAJECTORIES_SCHEMA.empty_table(), *(_trajectory(result, batch_id) for result in results)]
-    return pa.concat_tables(tables).combine_chunks()
+def join_rows(rows: Sequence[RolloutRows]) -> ShardResult:
+    """A shard's tables and counts from its rollouts' rows, in any order."""
+    by_key = sorted(rows, key=_row_key)
+    by_index = sorted(rows, key=lambda one: one.index)
+    samples = pa.Table.from_batches([one.samples for one in by_key], SAMPLES_SCHEMA).combine_chunks()
+    tapes = pa.Table.from_batches([one.trajectories for one in by_index], TRAJECTORIES_SCHEMA).combine_chunks()
+    return ShardResult(samples=samples, trajectories=tapes, counts=count(samples, tapes))
+
+
+def _row_key(rows: RolloutRows) -> tuple[int, int]:
+    group, key = (rows.samples.column(name)[0].as_py() for name in ("group_index", "rollout_key"))
+    return group, key
 
 
 def _trajectory(result: RolloutResult, batch_id: str) -> pa.Table:
@@ -146,24 +176,24 @@ def _blank_tape(outcome: Outcome) -> Tape:
     return Tape(session_id="", settings=SessionSettings(version=outcome.session_version))
 
 
-def count(results: Sequence[RolloutResult]) -> dict[str, Any]:
+def count(samples: pa.Table, trajectories: pa.Table) -> dict[str, Any]:
     """What the shard's manifest says of it; see ShardResult."""
-    samples = [sample for result in results for sample in result.samples]
-    failures = [result.samples[0].failure for result in results]
-    statuses = [Status.FAILED if result.samples[0].failure else result.samples[0].status for result in results]
+    rows = samples.select(["sibling", "status", "attempt", "failure"]).to_pylist()
+    rollouts = [row for row in rows if row["sibling"] == 0]
+    exchanges = trajectories.filter(pc.greater_equal(trajectories.column("seq"), 0))
     return {
-        "rollouts": _tally(statuses),
-        "samples": _tally(sample.status for sample in samples),
-        "failures": _tally(failure.type for failure in failures if failure),
-        "turns": sum(result.turns for result in results),
-        "tokens_sampled": sum(result.sampled_tokens for result in results),
-        "engine_seconds": sum(result.engine_seconds for result in results),
-        "repeated": sum(result.outcome.attempt > 0 for result in results),
+        "rollouts": _tally(str(Status.FAILED) if row["failure"] else row["status"] for row in rollouts),
+        "samples": _tally(row["status"] for row in rows),
+        "failures": _tally(row["failure"]["type"] for row in rollouts if row["failure"]),
+        "turns": exchanges.num_rows,
+        "tokens_sampled": pc.sum(pc.list_value_length(exchanges.column("output_ids"))).as_py() or 0,
+        "engine_seconds": sum(exchanges.column("engine_seconds").to_pylist()),
+        "repeated": sum(row["attempt"] > 0 for row in rollouts),
     }
 
 
 def _tally(values: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(str(value) for value in values).items()))
+    return dict(sorted(Counter(values).items()))
 
 
 @asynccontextmanager

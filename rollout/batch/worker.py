@@ -14,13 +14,15 @@ from rollout.agents.contract import load_agents
 from rollout.batch.plan import shard_inputs, shard_refusals
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress
-from rollout.batch.shard import run_shard, session_server
+from rollout.batch.shard import TRIED_AGAIN, ShardResult, run_shard, session_server
+from rollout.batch.spool import Spool, open_spool
+from rollout.batch.streak import FailureStreak
 from rollout.columns import BatchStamp
 from rollout.config import BatchConfig
 from rollout.engine.client import EngineClient
 from rollout.engine.embedded import start_embedded
 from rollout.errors import BadConfig, EngineError, SessionRefused
-from rollout.generate import RunContext, session_settings
+from rollout.generate import RolloutResult, RunContext, session_settings
 from rollout.lake.manifest import Manifest
 from rollout.lake.staging import stage_shard
 from rollout.rewards import load_reward
@@ -30,17 +32,36 @@ from rollout.session.client import SessionClient
 class Worker:
     """Runs shards of one batch. No dataclass: it is handed to Prefect tasks, which walk through those."""
 
-    def __init__(self, batch: Batch, context: RunContext, engine_alive: Callable[[], bool]) -> None:
-        self.batch, self.context, self._engine_alive = batch, context, engine_alive
+    def __init__(self, batch: Batch, context: RunContext, engine_alive: Callable[[], bool], spools: Path) -> None:
+        self.batch, self.context, self._engine_alive, self._spools = batch, context, engine_alive, spools
+        self._streak = FailureStreak(batch.config.max_failed_in_a_row)
 
     async def run(self, shard: int, progress: BatchProgress) -> Manifest:
         """Run one shard's rollouts and stage them; the manifest that stands may be an earlier writer's.
 
+        What an earlier run of the shard finished on this machine is in its spool and not run again.
+
         Raises:
+            FailedInARow: too many rollouts of this worker failed one after another; the shard is not staged.
             EngineError, SessionUnreachable: a child is gone. Its rollouts are no failures to keep: the shard
                 is not staged, and the batch goes on from here when it is run again.
             SchemaBreach, InvalidSample: a bug of this package; nothing is staged.
         """
+        plan = self.batch.plan
+        spool = await asyncio.to_thread(open_spool, self._spools, plan, shard)
+        with spool:
+            result = await self._roll_out(shard, spool, progress)
+            manifest = await asyncio.to_thread(
+                stage_shard, self.batch.paths, plan, shard, result.samples, result.trajectories, result.counts
+            )
+            await asyncio.to_thread(spool.remove)
+        return manifest
+
+    async def _roll_out(self, shard: int, spool: Spool, progress: BatchProgress) -> ShardResult:
+        def finished(rollout: RolloutResult) -> None:
+            progress.rollout_done(rollout)
+            self._streak.count(rollout)
+
         plan = self.batch.plan
         stamp = BatchStamp(
             batch_id=plan.batch_id,
@@ -50,18 +71,18 @@ class Worker:
             created_at=datetime.now(UTC),
             derived_from=plan.derived_from,
         )
+        progress.rollouts_kept(spool.rollouts)
         result = await run_shard(
             shard_inputs(plan, self.batch.rows, shard),
             refused=shard_refusals(plan, self.batch.rows, shard),
             context=self.context,
             stamp=stamp,
-            progress=progress.rollout_done,
+            spool=spool,
+            progress=finished,
         )
-        if set(result.counts["failures"]) & {"engine_error", "session_error"}:
+        if set(result.counts["failures"]) & set(TRIED_AGAIN):
             await self._check_children()
-        return await asyncio.to_thread(
-            stage_shard, self.batch.paths, plan, shard, result.samples, result.trajectories, result.counts
-        )
+        return result
 
     async def _check_children(self) -> None:
         if not self._engine_alive():
@@ -70,11 +91,12 @@ class Worker:
 
 
 @asynccontextmanager
-async def open_worker(batch: Batch, *, logs: Path) -> AsyncIterator[Worker]:
+async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterator[Worker]:
     """Engine and session server for `batch`, both ended when the block is left.
 
     Args:
         logs: folder for the children's stderr.
+        spools: folder on a local disk for the finished rollouts of shards that are not staged yet.
 
     Raises:
         BadCheckpoint, UnknownPart, BadConfig: what the batch asks for cannot be had.
@@ -94,7 +116,7 @@ async def open_worker(batch: Batch, *, logs: Path) -> AsyncIterator[Worker]:
             engine=facts,
             slots=asyncio.Semaphore(config.concurrency),
         )
-        yield Worker(batch, context, alive)
+        yield Worker(batch, context, alive, spools)
 
 
 @asynccontextmanager
