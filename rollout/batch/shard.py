@@ -90,7 +90,8 @@ async def run_shard(
             progress(result)
 
     for given, failure in refused:
-        await keep(refused_result(given, failure, context))
+        if given.index not in finished:
+            await keep(refused_result(given, failure, context))
 
     async def work() -> None:
         for given in waiting:

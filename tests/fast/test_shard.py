@@ -1,20 +1,24 @@
-"""A shard against the fake session server: rows and tapes in order, slots kept, counts right."""
+"""A shard against the fake session server: rows and tapes in order, slots kept, counts right, and its spool."""
 
 import asyncio
 from datetime import UTC, date, datetime
 
 import pytest
 from faulty_sessions import FaultySessions, serving
+from lake_batch import plan_batch
+from lake_batch import plan_batch
 
 from rollout.agents.contract import Agent
 from rollout.agents.openai_client import close_connections, openai_client
 from rollout.batch.shard import run_shard
+from rollout.batch.spool import open_spool
+from rollout.batch.spool import open_spool
 from rollout.columns import SAMPLES_SCHEMA, BatchStamp, table_to_samples
 from rollout.config import make_config
 from rollout.errors import Failure
 from rollout.generate import RunContext
 from rollout.outcome import Outcome, RolloutInput
-from rollout.parity.projections import payload_digest
+from rollout.parity.projections import payload_digest, same_rows
 from rollout.rewards import load_reward
 from rollout.session.client import SessionClient
 from rollout.session.tape import table_to_tape
@@ -47,7 +51,7 @@ def inputs(n, turns=lambda k: 1):
     ]
 
 
-async def run(fake, given, *, slots=4, together=1, progress=None, **options):
+async def run(fake, given, *, slots=4, together=1, progress=None, spool=None, **options):
     config = make_config(**{"agent": "ask", "concurrency": slots, **options})
     async with serving(fake), SessionClient(fake.url) as sessions:
         context = RunContext(
@@ -61,7 +65,9 @@ async def run(fake, given, *, slots=4, together=1, progress=None, **options):
         size = len(given) // together
         try:
             shards = [
-                run_shard(given[size * k : size * (k + 1)], context=context, stamp=STAMP, progress=progress)
+                run_shard(
+                    given[size * k : size * (k + 1)], context=context, stamp=STAMP, progress=progress, spool=spool
+                )
                 for k in range(together)
             ]
             return await asyncio.gather(*shards)
@@ -140,6 +146,29 @@ async def test_a_refused_prompt_row_gets_its_rows_without_a_session():
     assert {"bad_prompt": 1} == shard.counts["failures"]
 
 
+async def test_a_restarted_shard_has_its_refused_prompt_rows_once(tmp_path):
+    """The spool of the killed run holds them already; a second row would keep the shard from being staged."""
+    given = inputs(2)
+    refused = [(given[1], Failure(type="bad_prompt", message="line 2: not JSON"))]
+    plan = plan_batch()
+    for runs in (1, 0):
+        fake = FaultySessions()
+        async with serving(fake), SessionClient(fake.url) as sessions:
+            context = RunContext(
+                config=make_config(agent="ask"),
+                sessions=sessions,
+                agents={"ask": Agent(name="ask", run=ask)},
+                reward=None,
+                engine={},
+                slots=asyncio.Semaphore(1),
+            )
+            with open_spool(tmp_path, plan, 0) as spool:
+                shard = await run_shard(given[:1], refused=refused, context=context, stamp=STAMP, spool=spool)
+            await close_connections()
+        assert runs == len(fake.sessions)
+        assert [0, 1] == shard.samples["index"].to_pylist()
+
+
 async def test_an_empty_shard_has_empty_tables_of_the_frozen_schemas():
     (shard,) = await run(FaultySessions(), [])
     assert (0, 0, SAMPLES_SCHEMA) == (shard.samples.num_rows, shard.trajectories.num_rows, shard.samples.schema)
@@ -154,3 +183,61 @@ async def test_a_cancelled_shard_leaves_no_session_and_no_slot_taken():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (2, 0) == (len(fake.sessions), fake.running)
+
+
+class Stopped(Exception):
+    """Ends a shard in its middle."""
+
+
+def stop_after(n):
+    """A progress callback that ends the shard at its n-th rollout, and the indexes that it saw."""
+    seen = []
+
+    def progress(result):
+        seen.append(result.outcome.input.index)
+        if len(seen) == n:
+            raise Stopped
+
+    return progress, seen
+
+
+async def stopped(spool, n, *, fake=None, **options):
+    progress, seen = stop_after(n)
+    with pytest.raises(ExceptionGroup) as caught:
+        await run(fake or FaultySessions(), inputs(6), progress=progress, spool=spool, **options)
+    assert caught.group_contains(Stopped)
+    return seen
+
+
+async def test_a_restarted_shard_runs_only_what_is_missing_and_gives_the_same_rows(tmp_path):
+    (undisturbed,) = await run(FaultySessions(leaves=2), inputs(6))
+    with open_spool(tmp_path, plan_batch(), 0) as spool:
+        seen = await stopped(spool, 3, fake=FaultySessions(leaves=2))
+    fake = FaultySessions(leaves=2)
+    with open_spool(tmp_path, plan_batch(), 0) as spool:
+        assert seen == [rows.index for rows in spool.rollouts]
+        progress, again = stop_after(99)
+        (shard,) = await run(fake, inputs(6), progress=progress, spool=spool)
+    assert (3, set(range(6)) - set(seen)) == (len(fake.sessions), set(again))
+    assert [] == same_rows(undisturbed.samples, shard.samples)
+    assert undisturbed.counts == shard.counts
+    keys = ["index", "seq"]
+    assert undisturbed.trajectories.select(keys) == shard.trajectories.select(keys)
+
+
+async def test_a_finished_shard_that_was_not_staged_runs_nothing(tmp_path):
+    with open_spool(tmp_path, plan_batch(), 0) as spool:
+        (first,) = await run(FaultySessions(), inputs(3), spool=spool)
+    fake = FaultySessions()
+    with open_spool(tmp_path, plan_batch(), 0) as spool:
+        (second,) = await run(fake, inputs(3), spool=spool)
+    assert [] == fake.sessions and first.samples == second.samples and first.counts == second.counts
+
+
+async def test_failures_of_the_agent_are_kept_those_of_engine_and_session_server_are_not(tmp_path):
+    script = lambda session, request: {0: 502, 1: 502, 2: 500, 3: 429}.get(session)  # noqa: E731
+    with open_spool(tmp_path, plan_batch(), 0) as spool:
+        (shard,) = await run(FaultySessions(script=script), inputs(6), slots=1, max_attempts=2, spool=spool)
+    assert {"engine_error": 1, "session_error": 1, "max_turns": 1} == shard.counts["failures"]
+    with open_spool(tmp_path, plan_batch(), 0) as spool:
+        assert [2, 3, 4, 5] == [rows.index for rows in spool.rollouts]
