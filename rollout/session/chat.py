@@ -65,7 +65,7 @@ class Chat:
         return reply
 
     async def _generate(self, live: LiveSession, turn: Turn, rid: str) -> Generation:
-        asked = self._engine.generate(turn.engine_request, rid=rid, session_id=live.session.session_id)
+        asked = self._engine.generate(turn.engine_body, rid=rid, session_id=live.session.session_id)
         task = asyncio.create_task(asked)
         live.generations[rid] = task
         try:

@@ -24,8 +24,13 @@ class Node:
     """One generation: what the client appended to its parent, what the engine sampled, what we answered.
 
     `respelled` holds older messages by their place in the history, where the client's spelling of
-    them differed from the stored one. `open_length` counts the generation prompt's ids at the end of
-    this node's prompt. `digest` has read every id up to and with this node's sampled ones.
+    them differed from its last one on this path (at first: the stored one). `open_length` counts the
+    generation prompt's ids at the end of this node's prompt. `digest` has read every id up to and with
+    this node's sampled ones.
+
+    `granted` and `lax` only save time: the last spelling of this node's own messages that a request
+    was let repeat it with (null while there is none, or where it has numbers), and whether the strict
+    matcher would have refused that spelling.
     """
 
     seq: int
@@ -48,6 +53,8 @@ class Node:
     n_tokens: int
     digest: blake2b
     rolled_back: bool = False
+    granted: list[Message] | None = None
+    lax: bool = False
 
     @property
     def truncated(self) -> bool:
@@ -79,6 +86,17 @@ def history_of(path: list[Node]) -> list[Message]:
     """Messages of a root path as they are stored: the clients' own, and our replies."""
     messages: list[Message] = []
     for node in path:
+        messages.extend(node.appended)
+        messages.append(node.reply)
+    return messages
+
+
+def spelled_by(path: list[Node]) -> list[Message]:
+    """Messages of a root path as its last request spelled them; the last reply as it is stored."""
+    messages: list[Message] = []
+    for node in path:
+        for place, message in node.respelled.items():
+            messages[place] = message
         messages.extend(node.appended)
         messages.append(node.reply)
     return messages

@@ -22,12 +22,13 @@ _NOT_IN_BODY = frozenset({"messages", "tools", "stream", "stream_options", "n", 
 class ChatRequest:
     """What a session reads of a chat body.
 
+    `messages` are not checked yet: most repeat what was checked before (rollout.session.replayed).
     `tools` are those that count (none with tool_choice "none"), `given_tools` as sent; `sampling` has
     the client's own parameters in SGLang's names; `body` is what a tape keeps; `ignored` names the
     fields that were not read.
     """
 
-    messages: list[Message]
+    messages: list[Any]
     tools: list[dict[str, Any]] | None
     given_tools: list[dict[str, Any]] | None
     thinking: bool
@@ -40,7 +41,7 @@ class ChatRequest:
 
 
 def read_request(body: Any, *, vocabulary: int, thinking: bool, template_fields: frozenset[str]) -> ChatRequest:
-    """Check a parsed body.
+    """Check a parsed body, its messages apart.
 
     Args:
         thinking: the session's enable_thinking, where the body does not say.
@@ -66,7 +67,7 @@ def read_request(body: Any, *, vocabulary: int, thinking: bool, template_fields:
         template=template,
         sampling=sampling,
         seed=None if seed is None else read_field("seed", seed, read_seed, vocabulary),
-        model=body["model"] if isinstance(body.get("model"), str) else "",
+        model=_model(body.get("model")),
         body={name: body[name] for name in body if name in _READ and name not in _NOT_IN_BODY},
         ignored=[name for name in body if name not in _READ],
     )
@@ -102,6 +103,12 @@ def _template(given: Any, thinking: bool, fields: frozenset[str]) -> tuple[bool,
     return chosen, template
 
 
+def _model(model: Any) -> str:
+    if not isinstance(model, str | None):
+        raise SessionRefused(400, "model: want a text")
+    return model or ""
+
+
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
     if tools is None:
         return None
@@ -114,22 +121,33 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
     return tools or None
 
 
-def _messages(messages: Any) -> list[Message]:
+def _messages(messages: Any) -> list[Any]:
     if not isinstance(messages, list) or not messages:
         raise SessionRefused(400, "messages: want a list with at least one message")
-    for place, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise SessionRefused(400, f"messages[{place}]: want an object")
-        if not isinstance(message.get("role"), str):
-            raise SessionRefused(400, f"messages[{place}].role: want a text")
-        content = message.get("content")
-        if content is not None and not isinstance(content, str):
-            _check_parts(content, f"messages[{place}].content")
-        if not isinstance(message.get("reasoning_content"), str | None):
-            raise SessionRefused(400, f"messages[{place}].reasoning_content: want a text or null")
-        if message.get("tool_calls"):
-            _check_calls(message["tool_calls"], f"messages[{place}].tool_calls")
     return messages
+
+
+def check_message(message: Any, place: int) -> None:
+    """Refuse what is no chat message.
+
+    Raises:
+        SessionRefused: 400 that names its place and the field.
+    """
+    where = f"messages[{place}]"
+    if not isinstance(message, dict):
+        raise SessionRefused(400, f"{where}: want an object")
+    if not isinstance(message.get("role"), str):
+        raise SessionRefused(400, f"{where}.role: want a text")
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        _check_parts(content, f"{where}.content")
+    if not isinstance(message.get("reasoning_content"), str | None):
+        raise SessionRefused(400, f"{where}.reasoning_content: want a text or null")
+    if message.get("tool_calls"):
+        _check_calls(message["tool_calls"], f"{where}.tool_calls")
+    for name in ("function_call", "audio"):
+        if message.get(name):
+            raise SessionRefused(400, f"{where}.{name}: not served, and no part of a prompt")
 
 
 def _check_parts(content: Any, where: str) -> None:
@@ -153,13 +171,13 @@ def _check_calls(calls: Any, where: str) -> None:
 
 
 def check_text(value: Any, where: str) -> None:
-    """Refuse what no JSON or UTF-8 can carry: lone surrogates, endless nesting.
+    """Refuse what no JSON or UTF-8 can carry: lone surrogates, nesting too deep to be told again.
 
     Raises:
         SessionRefused: 400 that names `where`.
     """
     try:
-        orjson.dumps(value)
+        orjson.dumps([[[[[[[[value]]]]]]]])  # as deep as records and tapes put it
     except (orjson.JSONEncodeError, RecursionError) as error:
         raise SessionRefused(400, f"{where}: {error}") from error
 

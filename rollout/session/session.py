@@ -25,6 +25,7 @@ from rollout.session.node import Message, Node, history_of, ids_bytes, path_to, 
 from rollout.session.picking import LeafSample, find_picker, pick
 from rollout.session.prompting import Prompt, make_prompt
 from rollout.session.recording import record_tape
+from rollout.session.replayed import Replayed
 from rollout.session.reply import assistant_message, completion
 from rollout.session.request import ChatRequest, read_request
 from rollout.session.sampling import read_sampling
@@ -120,9 +121,11 @@ class Session:
         )
         seen = len(self.nodes) if seen is None else seen
         self._check_turns()
-        parent = self._locate(request, seen)
+        replayed = Replayed(request.messages, self._matcher)
+        parent = self._locate(replayed, seen)
+        replayed.check(parent.n_messages if parent else 0)
         prompt = make_prompt(request, parent, self._tito, self.settings)
-        turn = self._turn(request, prompt, requested_at, seen)
+        turn = self._turn(request, replayed, prompt, requested_at, seen)
         self._running.add(turn)
         return turn
 
@@ -207,12 +210,14 @@ class Session:
         if self.settings.version == "v2" and begun >= tree.MAX_NODES:
             raise SessionRefused(409, f"the session has its {tree.MAX_NODES} generations; open a new one")
 
-    def _locate(self, request: ChatRequest, seen: int) -> Node | None:
+    def _locate(self, request: Replayed, seen: int) -> Node | None:
         if self.settings.version == "v1":
-            return linear.locate(self.line, request.messages, self._matcher)
-        return tree.locate(self.roots, request.messages, self._matcher, seen=seen)
+            return linear.locate(self.line, request)
+        return tree.locate(self.roots, request, seen=seen)
 
-    def _turn(self, request: ChatRequest, prompt: Prompt, requested_at: datetime, seen: int) -> Turn:
+    def _turn(
+        self, request: ChatRequest, replayed: Replayed, prompt: Prompt, requested_at: datetime, seen: int
+    ) -> Turn:
         parent = prompt.parent
         appended_ids = np.array(prompt.rendered.ids, np.int32)
         digest = parent.digest.copy() if parent else start_digest()
@@ -223,7 +228,7 @@ class Session:
             request=request,
             parent=parent,
             appended=prompt.appended,
-            respelled=_respelled(parent, request.messages),
+            respelled=replayed.respelled(parent),
             appended_ids_P=appended_ids,
             open_length=prompt.rendered.open_length,
             control_text=prompt.control_text,
@@ -237,6 +242,7 @@ class Session:
             requested_at=requested_at,
             refusal=prompt.rendered.refusal,
             unknown_results=prompt.unknown_results,
+            lax=replayed.is_lax(parent),
         )
 
     def _room(self, n_prompt: int, wanted: int | None) -> int | None:
@@ -339,11 +345,6 @@ def _overlay(sample: Sample, agent: dict[str, Any]) -> None:
     sample.metadata |= {key: value for key, value in agent.items() if key not in SERVER_KEYS}
     if agent.get("reward") is not None:
         sample.reward = float(agent["reward"])
-
-
-def _respelled(parent: Node | None, messages: list[Message]) -> dict[int, Message]:
-    stored = history_of(path_to(parent))
-    return {i: theirs for i, (ours, theirs) in enumerate(zip(stored, messages, strict=False)) if ours != theirs}
 
 
 def _seed_bytes(seed: str | None) -> bytes | None:

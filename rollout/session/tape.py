@@ -5,9 +5,12 @@ Deltas, never snapshots: an exchange's prompt is its parent's prompt and output 
 Columns and meanings: lake contract, trajectories.
 
 **How a client's body is rebuilt** (`ClientSide` below does it). With history(None) = [] and
-history(e) = history(e.parent) + e.appended_messages + [reply of e], the messages of exchange e are
+history(e) = the messages of e + [reply of e], the messages of exchange e are
 
     history(e.parent), each place i in e.respelled replaced by e.respelled[i], then e.appended_messages
+
+and later exchanges of that path go on from there: history(e) keeps what e.respelled replaced, so a
+client that always spells a message its own way has it here once.
 
 The reply of an exchange is `commit(...)["choices"][0]["message"]` of the replay itself: it follows
 from the prompt ids, the output ids, `finish`, `matched` and the tools, in either version alike.
@@ -165,25 +168,28 @@ class ClientSide:
             KeyError: an exchange behind it has not been answered yet.
         """
         exchange = self._tape.exchanges[seq]
-        messages = self._history(exchange.parent)
-        for place, message in exchange.respelled.items():
-            messages[place] = message
-        body = {**exchange.settings.get("body", {}), "messages": [*messages, *exchange.appended_messages]}
+        messages = self._messages(seq)
+        body = {**exchange.settings.get("body", {}), "messages": messages}
         return {**body, "tools": self._tools[seq]} if self._tools[seq] else body
 
     def seen(self, seq: int) -> int:
         """How many exchanges were committed when exchange `seq` was requested."""
         return int(self._tape.exchanges[seq].settings.get("seen", seq))
 
-    def _history(self, seq: int | None) -> list[dict[str, Any]]:
-        path = []
-        while seq is not None:
-            path.append(seq)
-            seq = self._tape.exchanges[seq].parent
+    def _messages(self, seq: int) -> list[dict[str, Any]]:
+        path: list[int] = []
+        place: int | None = seq
+        while place is not None:
+            path.append(place)
+            place = self._tape.exchanges[place].parent
         messages: list[dict[str, Any]] = []
         for step in reversed(path):
-            messages.extend(self._tape.exchanges[step].appended_messages)
-            messages.append(self._replies[step])
+            exchange = self._tape.exchanges[step]
+            for older, message in exchange.respelled.items():
+                messages[older] = message
+            messages.extend(exchange.appended_messages)
+            if step != seq:
+                messages.append(self._replies[step])
         return messages
 
 

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from rollout.session.node import Message, Node, path_to, tokens_of
@@ -22,7 +23,8 @@ class Turn:
     `parent` is the node that it extends, None for a root. `recorded` is None until the commit, which
     says whether the turn became part of the session (a v1 answer that lost a race does not).
     `refusal` says why the renderer's bridge could not be used, None where it was; `unknown_results`
-    counts runs of tool results with an id that no call has.
+    counts runs of tool results with an id that no call has; `lax` says that the strict matcher would
+    not have found this parent.
     """
 
     request: ChatRequest
@@ -43,6 +45,7 @@ class Turn:
     refusal: str | None = None
     unknown_results: int = 0
     unreadable_calls: int = 0
+    lax: bool = False
     recorded: bool | None = field(default=None)
 
     @cached_property
@@ -63,6 +66,14 @@ class Turn:
     @property
     def engine_request(self) -> dict[str, Any]:
         """The body of POST /generate, without rid. No prompt log-probs: they would defeat the prefix cache."""
+        return self._request(self.prompt_ids)
+
+    @property
+    def engine_body(self) -> dict[str, Any]:
+        """`engine_request` for orjson, its ids written already: a long prompt never becomes Python integers."""
+        return self._request(orjson.Fragment(orjson.dumps(self.prompt_ids_T, option=orjson.OPT_SERIALIZE_NUMPY)))
+
+    def _request(self, input_ids: Any) -> dict[str, Any]:
         parameters = {**self.sampling, "stop_token_ids": self._stop_ids()}
         if self.max_new_tokens is not None:
             parameters["max_new_tokens"] = self.max_new_tokens
@@ -70,7 +81,7 @@ class Turn:
                 parameters["min_new_tokens"] = min(parameters["min_new_tokens"], self.max_new_tokens)
         if self.sampling_seed is not None:
             parameters["sampling_seed"] = self.sampling_seed
-        request = {"input_ids": self.prompt_ids, "sampling_params": parameters, "return_logprob": True}
+        request = {"input_ids": input_ids, "sampling_params": parameters, "return_logprob": True}
         return {**request, "lora_path": self.lora} if self.lora else request
 
     def _stop_ids(self) -> list[int]:

@@ -52,11 +52,10 @@ def records_view(path: Sequence[Node]) -> list[dict[str, Any]]:
     history: list[Message] = []
     ids: list[int] = []
     for node in path:
-        spelled = list(history)
         for place, message in node.respelled.items():
-            spelled[place] = message
+            history[place] = message
         ids = [*ids, *node.appended_ids_P.tolist()]
-        records.append(_record(node, [*spelled, *node.appended], ids))
+        records.append(_record(node, [*history, *node.appended], ids))
         history.extend([*node.appended, node.reply])
         ids = [*ids, *node.generation.output_ids_O.tolist()]
     return records

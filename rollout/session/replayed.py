@@ -1,0 +1,115 @@
+"""A request's messages held against those that a session stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from rollout.errors import SessionRefused, describe
+from rollout.session.matching import Matcher, strict
+from rollout.session.node import Message, Node, path_to, spelled_by
+from rollout.session.request import check_message, check_text
+
+
+class Replayed:
+    """The messages of one request, and which stored generations they repeat.
+
+    A client sends the whole history at every turn. What it said in the very same spelling before is
+    recognised by one comparison per generation; only the rest is checked and given to the matcher.
+    """
+
+    def __init__(self, messages: list[Any], matcher: Matcher) -> None:
+        self.messages = list(messages)
+        self._matcher = matcher
+        self._checked: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def repeats(self, node: Node) -> bool:
+        """Whether a generation's own messages stand where it has them: what was appended, then the reply.
+
+        Raises:
+            SessionRefused: 400, one of them is no message; 500, the matcher failed.
+        """
+        end = node.n_messages
+        if end > len(self.messages):
+            return False
+        start = end - 1 - len(node.appended)
+        # None of the granted values is a number, so equality in Python is equality in JSON.
+        if self.messages[start:end] != node.granted and not self._matches(node, start):
+            return False
+        if node.granted is not None:
+            self.messages[start:end] = node.granted  # the same objects: later comparisons are of pointers
+        return True
+
+    def _matches(self, node: Node, start: int) -> bool:
+        stored, theirs, lax = [*node.appended, node.reply], self.messages[start : node.n_messages], False
+        for place, (ours, given) in enumerate(zip(stored, theirs, strict=True), start):
+            self._check(place)
+            if not self._same(ours, given):
+                return False
+            lax = lax or not (self._matcher is strict or strict(ours, given))
+        check_text(theirs, "messages")
+        granted = [ours if ours == given else given for ours, given in zip(stored, theirs, strict=True)]
+        node.granted = granted if _only_text(theirs) else None
+        node.lax = lax
+        return True
+
+    def _same(self, ours: Message, given: Message) -> bool:
+        try:
+            same = self._matcher(ours, given)
+        except Exception as error:
+            raise SessionRefused(500, f"session message matcher raised an exception: {describe(error)}") from error
+        if not isinstance(same, bool):
+            raise SessionRefused(500, f"session message matcher must return bool, got {type(same).__name__}")
+        return same
+
+    def _check(self, place: int) -> None:
+        if place not in self._checked:
+            check_message(self.messages[place], place)
+            self._checked.add(place)
+
+    def check(self, start: int) -> None:
+        """Check every message from this place on.
+
+        Raises:
+            SessionRefused: 400 that names the place.
+        """
+        for place in range(start, len(self.messages)):
+            self._check(place)
+
+    def respelled(self, parent: Node | None) -> dict[int, Message]:
+        """Messages by place that are spelled otherwise than this path's last request spelled them.
+
+        Args:
+            parent: a generation that the request repeats, with all before it.
+        """
+        path = path_to(parent)
+        last = spelled_by(path)
+        theirs = self.messages[: len(last)]
+        exact = all(node.granted is not None for node in path)
+        if exact and last == theirs:
+            return {}
+        pairs = enumerate(zip(last, theirs, strict=True))
+        return {
+            place: given
+            for place, (before, given) in pairs
+            if before != given or not (exact or _canonical(before) == _canonical(given))
+        }
+
+    def is_lax(self, parent: Node | None) -> bool:
+        """Whether the strict matcher would not have let the request repeat this path."""
+        return any(node.lax for node in path_to(parent))
+
+
+def _only_text(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_only_text, value.values()))
+    return all(map(_only_text, value)) if isinstance(value, list) else value is None or isinstance(value, str)
+
+
+def _canonical(message: Message) -> bytes:
+    """JSON that tells 1, 1.0 and true apart, as `==` does not."""
+    return orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
