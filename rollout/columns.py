@@ -23,6 +23,9 @@ from rollout.identity import resolve_rollout_key, sample_id
 from rollout.sample import Sample, Status, WeightSpan
 
 SCHEMA_VERSION = 1
+MAX_VALUES = 2**31 - 1
+"""List values of one column of one table: what Arrow's 32-bit offsets can count."""
+
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 WEIGHT_SPANS = pa.list_(pa.struct([("version", pa.string()), ("start", pa.int32()), ("end", pa.int32())]))
 FAILURE = pa.struct([("type", pa.string()), ("message", pa.string())])
@@ -147,7 +150,7 @@ def samples_to_table(samples: Sequence[Sample], stamp: BatchStamp, digests: Sequ
 
     Raises:
         InvalidSample: a sample contradicts itself.
-        ValueError: a sample without index, or a naive timestamp.
+        ValueError: a sample without index, a naive timestamp, or more token values than MAX_VALUES.
     """
     if stamp.created_at.tzinfo is None:
         raise ValueError("created_at: a naive timestamp is refused, give one with a timezone")
@@ -189,6 +192,11 @@ def _table(samples: Sequence[Sample], schema: pa.Schema, given: dict[str, list[A
 
 
 def _list_array(rows: Sequence[np.ndarray[Any, Any]], kind: pa.DataType) -> pa.Array:
+    n_values = sum(len(row) for row in rows)
+    if n_values > MAX_VALUES:
+        raise ValueError(
+            f"{n_values} values in one column, {MAX_VALUES} is the limit; make shards smaller (shard_size)"
+        )
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     flat = np.concatenate(rows) if rows else np.zeros(0)
