@@ -166,6 +166,25 @@ async def test_an_agents_own_failure_is_not_repeated_and_keeps_its_good_turns(ag
     assert (Status.COMPLETED if turns else Status.FAILED) == result.samples[0].status
 
 
+@pytest.mark.parametrize(
+    ("agent", "kind", "attempts"),
+    [
+        (asking(2, ValueError("boom")), "agent_error", 3),
+        (asking(1, TimeoutError("own")), "agent_timeout", 3),
+        (asking(0), "no_turns", 1),
+        (asking(9), "max_turns", 1),
+        (lambda *a, **k: time.sleep(0.6), "deadline", 1),
+    ],
+)
+async def test_an_agents_own_failure_is_repeated_where_the_batch_says_so(agent, kind, attempts):
+    fake = FaultySessions(script=lambda session, request: 429 if request == 3 else None)
+    limit = 0.2 if kind == "deadline" else 5.0
+    result = await play(fake, agent, retry_agent_errors=True, max_attempts=3, rollout_timeout_s=limit)
+    assert (kind, attempts) == (failure(result)[0], len(fake.sessions))
+    assert [session_seed(0, 3, k) for k in range(attempts)] == [one.settings["seed"] for one in fake.sessions]
+    assert {attempts - 1} == {row.attempt for row in result.samples}
+
+
 @pytest.mark.parametrize(("status", "kind"), [(429, "max_turns"), (500, "session_error"), (400, "agent_error")])
 async def test_the_sessions_record_says_whose_fault_a_refused_turn_was(status, kind):
     fake = FaultySessions(script=lambda session, request: status if request == 2 else None)

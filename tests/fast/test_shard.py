@@ -6,12 +6,10 @@ from datetime import UTC, date, datetime
 import pytest
 from faulty_sessions import FaultySessions, serving
 from lake_batch import plan_batch
-from lake_batch import plan_batch
 
 from rollout.agents.contract import Agent
 from rollout.agents.openai_client import close_connections, openai_client
 from rollout.batch.shard import run_shard
-from rollout.batch.spool import open_spool
 from rollout.batch.spool import open_spool
 from rollout.columns import SAMPLES_SCHEMA, BatchStamp, table_to_samples
 from rollout.config import make_config
