@@ -14,17 +14,18 @@ from flows.options import cli_parameters, given_options
 from rollout import __version__
 from rollout.errors import BadInput
 
+# Plain help: the boxed one cuts long option names at 80 columns.
 app = typer.Typer(
-    name="rollout", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    name="rollout", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-session = typer.Typer(no_args_is_help=True, help="The session server by itself.")
+session = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The session server by itself.")
 app.add_typer(session, name="session")
 
 Lake = Annotated[str, typer.Option(help="Lake: a local path or s3://bucket/prefix.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines.")]
 
-ENVIRONMENT = """
-[bold]Where things are kept[/bold]
+ENVIRONMENT = """\b
+Where things are kept:
 Prefect's own state (runs, artifacts) and the logs of child processes go to ROLLOUT_HOME,
 by default ~/.local/state/rollout-lake; your Prefect profile is left alone. A PREFECT_API_URL
 that you have set, in the environment or in your active profile, is used instead of a server of
@@ -46,17 +47,13 @@ def root(
 ) -> None:
     """Agentic RL rollouts as a batch job: every sample a parquet row, proven bit for bit, then published.
 
-    [bold]Examples[/bold]
-
-    rollout run                                     the shipped prompts, into ./lake
-
-    rollout run --prompts my.jsonl --dry-run        what would run, and its config hash
-
-    rollout run --batch-id mine                     start, or go on where it stopped
-
-    rollout show mine --sample 3f9c                 one conversation, token by token
-
-    rollout parity mine                             verdicts, and paths that differ
+    \b
+    Examples:
+      rollout run                                the shipped prompts, into ./lake
+      rollout run --prompts my.jsonl --dry-run   what would run, and its config hash
+      rollout run --batch-id mine                start, or go on where it stopped
+      rollout show mine --sample 3f9c            one conversation, token by token
+      rollout parity mine                        verdicts, and paths that differ
     """
 
 
@@ -66,13 +63,11 @@ def run(dry_run: bool, as_json: bool, **options: Any) -> None:
     A batch that was stopped goes on under the same --batch-id: what is staged is not run again, and
     options that are not given are those it was planned with. `none` stands for null.
 
-    [bold]Examples[/bold]
-
-    rollout run --prompts my.jsonl --agent tool_loop --n-samples-per-prompt 8 --temperature 0.7
-
-    rollout run --prompts my.jsonl --session-version v1 --reward none --lake s3://bucket/lake
-
-    rollout run --engine external --engine-url http://127.0.0.1:30000 --model ./Qwen3-8B
+    \b
+    Examples:
+      rollout run --prompts my.jsonl --n-samples-per-prompt 8 --temperature 0.7
+      rollout run --prompts my.jsonl --session-version v1 --reward none
+      rollout run --engine external --engine-url http://127.0.0.1:30000 --model ./Qwen3-8B
     """
     from flows import launch
 
@@ -108,13 +103,11 @@ def show(
     With --sample the conversation is printed token by token: prompt and environment dim, sampled
     tokens coloured from green (sure) to red (unlikely), those outside the loss underlined.
 
-    [bold]Examples[/bold]
-
-    rollout show
-
-    rollout show mine --group 3
-
-    rollout show mine --sample 3f9c
+    \b
+    Examples:
+      rollout show
+      rollout show mine --group 3
+      rollout show mine --sample 3f9c
     """
     from flows import look
 
@@ -178,6 +171,7 @@ def main() -> None:
     """Entry point: one line per error on stderr; exit code 2 for bad input, 1 for any other failure."""
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:  # the reader of our output has gone, as in `rollout show | head`

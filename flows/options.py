@@ -41,7 +41,7 @@ def _cli_parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
     flags = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag
     default = NONE if field.default is None else field.default
-    option = typer.Option(flags, help=f"{field.description} [default: {default}]", metavar=_metavar(field))
+    option = typer.Option(flags, help=field.description, show_default=str(default), metavar=_metavar(field))
     kind = bool if field.annotation is bool else str
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

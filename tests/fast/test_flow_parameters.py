@@ -1,0 +1,91 @@
+"""The batch flow as Prefect sees it: its parameter schema is locked, and what starts a run decides its name."""
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from flows.batch import rollout_batch
+from rollout.config import BatchConfig
+from tasks import plan as plan_tasks
+
+SIMPLE = {"string", "integer", "number", "boolean", "null"}
+
+
+def test_the_flow_has_its_name_and_keeps_no_results():
+    assert ("rollout-batch", False) == (rollout_batch.name, rollout_batch.persist_result)
+
+
+def test_the_generated_schema_is_flat_and_follows_the_model():
+    schema = rollout_batch.parameters.model_dump()
+    assert list(BatchConfig.model_fields) == list(schema["properties"])
+    assert [] == schema["required"] and not schema["definitions"]
+    for name, field in BatchConfig.model_fields.items():
+        shown = schema["properties"][name]
+        kinds = {part["type"] for part in shown.get("anyOf", [shown])}
+        assert kinds <= SIMPLE and len(kinds - {"null"}) == 1, name
+        assert (field.description, field.default) == (shown["description"], shown["default"]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("seed", {"type": "integer", "minimum": 0, "maximum": 2**53 - 1, "default": 0}),
+        ("temperature", {"type": "number", "minimum": 0.0, "maximum": 10.0, "default": 1.0}),
+        ("session_version", {"type": "string", "enum": ["v1", "v2"], "default": "v2"}),
+        ("engine", {"type": "string", "enum": ["embedded", "external"], "default": "embedded"}),
+        ("shard_size", {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 32}),
+        ("parity_min_equal", {"type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.95}),
+    ],
+)
+def test_bounds_and_choices_reach_the_form(name: str, expected: dict):
+    shown = rollout_batch.parameters.model_dump()["properties"][name]
+    assert expected == {key: shown[key] for key in expected}
+
+
+RUN = SimpleNamespace(
+    id=UUID("0197f3a1-0000-7000-8000-00000badcafe"),
+    created=datetime(2026, 10, 25, 0, 31, tzinfo=UTC),
+    deployment_id=None,
+    auto_scheduled=False,
+    expected_start_time=datetime(2026, 10, 25, 0, 30, tzinfo=UTC),
+)
+
+
+class FlowRunOfATest:
+    """Stands in for Prefect's context, which only a server can make; everything else is real."""
+
+    def __init__(self, run):
+        self.flow_run = run
+
+    def get(self):
+        return self
+
+
+async def test_a_run_that_somebody_started_is_named_by_its_creation_and_id(monkeypatch):
+    monkeypatch.setattr(plan_tasks, "FlowRunContext", FlowRunOfATest(RUN))
+    origin = await plan_tasks.flow_run_origin()
+    assert (RUN.created, RUN.id.hex, None, None) == (
+        origin.created_at,
+        origin.flow_run_id,
+        origin.deployment,
+        origin.slot,
+    )
+
+
+async def test_options_equal_to_their_default_count_as_not_given_where_nobody_knows_better(monkeypatch, tmp_path):
+    seen = {}
+
+    async def prepare(given, origin):
+        seen.update(given)
+
+    monkeypatch.setattr(plan_tasks, "prepare", prepare)
+    options = {**BatchConfig().model_dump(), "lake": str(tmp_path), "concurrency": 16}
+    await plan_tasks.plan_batch.fn(options)
+    assert {"lake": str(tmp_path)} == seen
+    token = plan_tasks.given_names.set(frozenset({"lake", "concurrency"}))
+    seen.clear()
+    await plan_tasks.plan_batch.fn(options)
+    plan_tasks.given_names.reset(token)
+    assert {"lake": str(tmp_path), "concurrency": 16} == seen
