@@ -213,10 +213,11 @@ async def test_a_restarted_shard_runs_only_what_is_missing_and_gives_the_same_ro
         seen = await stopped(spool, 3, fake=FaultySessions(leaves=2))
     fake = FaultySessions(leaves=2)
     with open_spool(tmp_path, plan_batch(), 0) as spool:
-        assert seen == [rows.index for rows in spool.rollouts]
+        kept = {rows.index for rows in spool.rollouts}
+        assert set(seen) <= kept  # and what finished at that very moment
         progress, again = stop_after(99)
         (shard,) = await run(fake, inputs(6), progress=progress, spool=spool)
-    assert (3, set(range(6)) - set(seen)) == (len(fake.sessions), set(again))
+    assert (6 - len(kept), set(range(6)) - kept) == (len(fake.sessions), set(again))
     assert [] == same_rows(undisturbed.samples, shard.samples)
     assert undisturbed.counts == shard.counts
     keys = ["index", "seq"]
