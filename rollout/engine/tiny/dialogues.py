@@ -18,7 +18,7 @@ from rollout.engine.tiny.tasks import TOOL_KINDS, Step, Task, make_task
 
 Message = dict[str, Any]
 
-SLIP, SKIP, BROKEN, MISREAD, IN_WORDS = 0.05, 0.04, 0.03, 0.35, 0.04
+SLIP, SKIP, BROKEN, MISREAD, IN_WORDS = 0.08, 0.05, 0.03, 0.35, 0.04
 """How often: a wrong digit in a calculation, no tool at all, a call that does not parse, the user's
 spelling of a key, an expression in words."""
 

@@ -185,7 +185,7 @@ def total(rng: random.Random) -> Task:
 
 def mental(rng: random.Random) -> Task:
     """A multiplication to be done without a tool, which the model mostly cannot."""
-    a, b = number(rng, 2), number(rng, 2)
+    a, b = number(rng, 2), number(rng, 1)
     question = rng.choice(say.MENTAL).format(sum=f"{a} * {b}")
     return Task(kind="mental", question=question, label=str(a * b), tools=rng.random() < 0.3)
 
@@ -199,7 +199,7 @@ def guess(rng: random.Random) -> Task:
 
 def aloud(rng: random.Random) -> Task:
     """A sum with much talk before it, so much that some turns run into the token limit."""
-    a, b = number(rng, 2), number(rng, 2)
+    a, b = number(rng, 2), number(rng, 1)
     question, fillers = rng.choice(say.ALOUD).format(sum=f"{a} + {b}"), rng.randint(1, 18)
     if rng.random() < 0.5:
         return Task(kind="aloud", question=question, label=str(a + b), tools=False, fillers=fillers)
@@ -227,18 +227,18 @@ def repeat(rng: random.Random) -> Task:
 
 
 MAKERS: dict[str, tuple[Callable[[random.Random], Task], float]] = {
-    "calc": (calc, 0.18),
+    "calc": (calc, 0.16),
     "chain": (chain, 0.16),
-    "lookup": (lookup, 0.09),
+    "lookup": (lookup, 0.08),
     "typo": (typo, 0.07),
     "missing": (missing, 0.06),
-    "scaled": (scaled, 0.12),
+    "scaled": (scaled, 0.10),
     "total": (total, 0.12),
-    "mental": (mental, 0.05),
-    "guess": (guess, 0.02),
-    "aloud": (aloud, 0.05),
+    "mental": (mental, 0.07),
+    "guess": (guess, 0.03),
+    "aloud": (aloud, 0.06),
     "reference": (reference, 0.08),
-    "repeat": (repeat, 0.02),
+    "repeat": (repeat, 0.03),
 }
 """Makers by kind, each with its share of the training dialogues."""
 

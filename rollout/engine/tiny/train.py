@@ -28,7 +28,7 @@ from rollout.engine.tiny.prompts import held_out
 from rollout.engine.tiny.tokenizer_training import train_tokenizer
 
 SEED = 20261202
-STEPS = 1500
+STEPS = 1700
 BATCH_TOKENS = 5120
 """Tokens of one step behind the common prefix, padding included."""
 POOL = 768
