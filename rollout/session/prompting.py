@@ -83,7 +83,9 @@ def _render(
     try:
         new = tito.control.mark(appended) if plain else appended
         if parent is None:
-            return tito.render(new, tools=request.tools, thinking=request.thinking, template=request.template)
+            return tito.render(
+                new, tools=request.tools, thinking=request.thinking, template=request.template, marked=plain
+            )
         return tito.extend(
             parent.open_ids,
             parent.generation.output_ids_O.tolist(),
@@ -93,6 +95,7 @@ def _render(
             template=request.template,
             history=_LazyHistory(parent, tito if plain else None),
             cut=parent.truncated,
+            marked=plain,
         )
     except ValueError as error:
         raise CannotRender(str(error)) from error

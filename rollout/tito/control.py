@@ -3,15 +3,19 @@
 A chat template turns `<|im_end|>` inside a user's text into the control token, as it does with its
 own. This module counts such strings and, where wanted, marks them so that they stay plain text.
 An assistant's own markup (`<think>`, `<tool_call>`) is no control string in an assistant message;
-only strings that the checkpoint flags as special are. Tools are the harness's own and are not searched.
+only strings that the checkpoint flags as special are. Arguments of tool calls are searched as they are
+rendered: read from their JSON text, so an escape hides nothing. Tools are the harness's own and are
+not searched.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
+from rollout.tito.arguments import read_arguments
 from rollout.tito.tokenizer import PLAIN_MARK, Tokenizer
 
 ControlTextSetting = Literal["reference", "plain", "refuse"]
@@ -37,23 +41,25 @@ class ControlText:
         return total
 
     def mark(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with every control string outside assistant messages marked as plain text.
+        """The messages with every control string that `count` counts marked as plain text.
 
         Raises:
             ValueError: a text holds PLAIN_MARK itself, so marks would be ambiguous.
         """
         marked = []
         for message in messages:
-            content = message.get("content")
-            if isinstance(content, str) and message.get("role") != "assistant" and self._any is not None:
-                if PLAIN_MARK in content:
-                    raise ValueError("content has the noncharacter U+FDD0")
-                message = {**message, "content": self._any.sub(_mark, content)}
-            marked.append(message)
+            pattern = self._pattern(message)
+            marked.append(message if pattern is None else _map(message, partial(_marked, pattern)))
         return marked
 
     def _pattern(self, message: Message) -> re.Pattern[str] | None:
         return self._special if message.get("role") == "assistant" else self._any
+
+
+def _marked(pattern: re.Pattern[str], text: str) -> str:
+    if PLAIN_MARK in text:
+        raise ValueError("a text has the noncharacter U+FDD0")
+    return pattern.sub(_mark, text)
 
 
 def _mark(found: re.Match[str]) -> str:
@@ -65,12 +71,38 @@ def _either(texts: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
-def _texts(message: Message) -> Iterator[str]:
+def _texts(message: Message) -> list[str]:
+    texts: list[str] = []
+
+    def keep(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _map(message, keep)
+    return texts
+
+
+def _map(message: Message, change: Callable[[str], str]) -> Message:
+    """The message with every text of it that a template writes into the prompt changed."""
+    mapped = dict(message)
     for key in ("content", "reasoning_content"):
-        if isinstance(message.get(key), str):
-            yield message[key]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        for key in ("name", "arguments"):
-            if isinstance(function.get(key), str):
-                yield function[key]
+        if key in mapped:
+            mapped[key] = _map_value(mapped[key], change)
+    if mapped.get("tool_calls"):
+        mapped["tool_calls"] = [_map_call(call, change) for call in mapped["tool_calls"]]
+    return mapped
+
+
+def _map_call(call: Any, change: Callable[[str], str]) -> Any:
+    function = {**call["function"], "name": change(call["function"]["name"])}
+    if "arguments" in function:
+        function["arguments"] = _map_value(read_arguments(function["arguments"]), change)
+    return {**call, "function": function}
+
+
+def _map_value(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key) if isinstance(key, str) else key: _map_value(item, change) for key, item in value.items()}
+    return [_map_value(item, change) for item in value] if isinstance(value, list) else value

@@ -51,7 +51,7 @@ def parse(
         output_ids = output_ids[:-1]  # a stop token of the client's: as invisible as a stop string
     try:
         parsed = renderer.parse_response(output_ids, tools=tools, prompt_ids=prompt_ids)
-    except RecursionError:  # arguments nested deeper than the JSON reader goes
+    except (RecursionError, ValueError):  # arguments deeper, or a number longer, than Python's JSON reader goes
         return ParsedMessage(content=_text(tokenizer, output_ids, stop_token_ids), unreadable_calls=1)
     attempts = parsed.tool_calls
     calls = [call for call in map(_read_call, attempts) if call is not None]

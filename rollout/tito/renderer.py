@@ -6,7 +6,6 @@ turn's own ids, or, where the bridge refuses, what a full render has behind the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,7 @@ from renderers.base import RenderedTokens, Renderer, create_renderer, template_f
 from renderers.configs import config_from_name
 
 from rollout.errors import BadConfig
+from rollout.tito.arguments import read_arguments
 from rollout.tito.control import ControlText
 from rollout.tito.parsing import ParsedMessage, parse
 from rollout.tito.tokenizer import Tokenizer
@@ -62,24 +62,25 @@ class Tito:
         try:
             self.template_fields = template_field_names(config_from_name(renderer))
             self._renderer_of = lru_cache(maxsize=16)(self._build)
-            self.stop_token_ids: list[int] = sorted(self._renderer_of(b"{}").get_stop_token_ids())
+            self.stop_token_ids: list[int] = sorted(self._renderer_of(b"{}", False).get_stop_token_ids())
         except Exception as error:
             raise BadConfig(f"renderer {renderer!r} cannot be used with {tokenizer.name_or_path}: {error}") from error
         self._drops = lru_cache(maxsize=64)(self._probe)
 
-    def _build(self, template: bytes) -> Renderer:
+    def _build(self, template: bytes, marked: bool) -> Renderer:
         config = config_from_name(self.name)
         assert config is not None
         config = type(config)(thinking_retention="all")
+        tokenizer = self.tokenizer.marked if marked else self.tokenizer
         # The wrapper class is untyped upstream.
-        return cast(Renderer, create_renderer(self.tokenizer, config, chat_template_kwargs=orjson.loads(template)))
+        return cast(Renderer, create_renderer(tokenizer, config, chat_template_kwargs=orjson.loads(template)))
 
-    def _renderer(self, thinking: bool, template: Mapping[str, Any] | None) -> Renderer:
+    def _renderer(self, thinking: bool, template: Mapping[str, Any] | None, marked: bool = False) -> Renderer:
         fields = dict(template or {})
         if "enable_thinking" in self.template_fields:
             fields["enable_thinking"] = thinking
         try:
-            return self._renderer_of(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS))
+            return self._renderer_of(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS), marked)
         except _RENDER_ERRORS as error:
             raise CannotRender(f"chat_template_kwargs: {_first_line(error)}") from error
 
@@ -107,19 +108,20 @@ class Tito:
         tools: Tools,
         thinking: bool,
         template: Mapping[str, Any] | None = None,
+        marked: bool = False,
     ) -> Rendered:
         """A whole prompt, generation prompt on.
+
+        Args:
+            marked: the messages come from `control.mark`: marked control strings are plain text.
 
         Raises:
             CannotRender: in the renderer's words.
         """
-        rendered = self._render(messages, tools, thinking, template)
+        rendered = self._render(self._renderer(thinking, template, marked), messages, tools)
         return Rendered(ids=rendered.token_ids, open_length=_open_length(rendered))
 
-    def _render(
-        self, messages: Sequence[Message], tools: Tools, thinking: bool, template: Mapping[str, Any] | None
-    ) -> RenderedTokens:
-        renderer = self._renderer(thinking, template)
+    def _render(self, renderer: Renderer, messages: Sequence[Message], tools: Tools) -> RenderedTokens:
         try:
             return renderer.render(_prepared(messages), tools=cast(Any, tools), add_generation_prompt=True)
         except _RENDER_ERRORS as error:
@@ -136,6 +138,7 @@ class Tito:
         history: Sequence[Message],
         template: Mapping[str, Any] | None = None,
         cut: bool = False,
+        marked: bool = False,
     ) -> Rendered | None:
         """What the next turn appends behind `prompt_ids` and `output_ids`, all of which are kept.
 
@@ -145,7 +148,9 @@ class Tito:
             history: the messages before `new_messages`, that turn's answer last; read only where
                 the bridge refuses.
             cut: that turn ended by length. It is not closed then: nothing stands between its last id
-                and the next turn-open token (as in the reference's recorded conversations).
+                and the next turn-open token (as in the reference's recorded conversations), unless
+                that last id is a turn's end itself.
+            marked: as for `render`, of history and new messages alike.
 
         Returns:
             The appended ids; None where the kept turn cannot be found in a full render.
@@ -153,13 +158,14 @@ class Tito:
         Raises:
             CannotRender: in the renderer's words.
         """
-        renderer = self._renderer(thinking, template)
+        renderer = self._renderer(thinking, template, marked)
+        cut = cut and not (output_ids and output_ids[-1] in self.stop_token_ids)
         refusal: str | None = "cut_turn"
         if not cut:
             ids, refusal, bridged = self._bridge(renderer, prompt_ids, output_ids, new_messages, tools)
             if bridged is not None:
                 return Rendered(ids=ids, open_length=_open_length(bridged))
-        whole = self._render([*history, *new_messages], tools, thinking, template)
+        whole = self._render(renderer, [*history, *new_messages], tools)
         found = _end_of(whole, len(history) - 1)
         if found is None:
             return None
@@ -274,11 +280,7 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return {**call, "function": {**function, "arguments": read_arguments(function["arguments"])}}
 
 
 def content_text(message: Mapping[str, Any]) -> str:

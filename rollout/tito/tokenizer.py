@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Tokenizer:
 
     unk_token_id: int | None = None
     eos_token_id: int | None = None
+    _reads_marks = False
 
     def __init__(self, directory: Path) -> None:
         """Load `tokenizer.json` (and the eos token of `tokenizer_config.json` where there is one).
@@ -60,7 +62,7 @@ class Tokenizer:
         self.eos_token_id = self._rust.token_to_id(eos) if eos else None
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        """Ids of `text`; control strings become control ids unless PLAIN_MARK stands behind their first character."""
+        """Ids of `text`; control strings become control ids."""
         if len(text) <= _SHORT:
             known = self._short.get(text)
             if known is None:
@@ -71,9 +73,19 @@ class Tokenizer:
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
-        if PLAIN_MARK in text:
+        if self._reads_marks and PLAIN_MARK in text:
             return self.plain.encode(text)
         return list(self._rust.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def marked(self) -> Tokenizer:
+        """This tokenizer for text in which PLAIN_MARK behind a control string's first character makes it plain.
+
+        Only such text may hold the mark; anywhere else it is a character like others.
+        """
+        other = copy(self)
+        other._reads_marks, other._short = True, {}
+        return other
 
     @cached_property
     def plain(self) -> PlainText:

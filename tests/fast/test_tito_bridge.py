@@ -74,7 +74,7 @@ def test_a_full_render_appends_what_the_bridge_could(
 ) -> None:
     tito, refusing = qwen3(), Tito(qwen3().tokenizer)
     build = refusing._renderer_of
-    refusing._renderer_of = lambda template: _RefusingBridge(build(template))  # type: ignore[assignment]
+    refusing._renderer_of = lambda *given: _RefusingBridge(build(*given))  # type: ignore[assignment]
     prompt = tito.render(history, tools=None, thinking=thinking)
     output = [*tito.tokenizer.encode(reply), IM_END]
     stored = [*history, {"role": "assistant", "content": reply}]
@@ -115,6 +115,13 @@ def test_a_cut_turn_is_not_closed() -> None:
     prompt = qwen3().render([user("hi")], tools=None, thinking=False)
     extension = extend(prompt.ids, [40], [user("x")], cut=True)
     assert (IM_START, "cut_turn") == (extension.ids[0], extension.refusal)
+
+
+def test_a_turn_that_is_cut_at_its_sampled_end_is_closed_already() -> None:
+    """SGLang looks at the length before the stop token: such a turn ends by length."""
+    prompt = qwen3().render([user("hi")], tools=None, thinking=False)
+    extension = extend(prompt.ids, [40, IM_END], [user("x")], cut=True)
+    assert ([NEWLINE, IM_START], None) == (extension.ids[:2], extension.refusal)
 
 
 def test_g33_developer_is_unknown_to_qwen3_and_its_text_is_never_dropped() -> None:

@@ -51,6 +51,7 @@ def test_g43_a_cut_turn_never_shows_a_call() -> None:
         block('{"a": NaN}'),
         block('{"a": "\\ud800"}'),
         block('{"a": ' + "[" * 5000 + "]" * 5000 + "}"),
+        block('{"a": ' + "9" * 5000 + "}"),
         '<tool_call>\n{"name": 7, "arguments": {}}\n</tool_call>',
     ],
 )
