@@ -38,6 +38,8 @@ def answer_error(status: int, message: str, *, code: str | None = None, retry: b
     reply = answer({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
     if not retry:
         reply.headers["x-should-retry"] = "false"
+    elif status == 429:
+        reply.headers["Retry-After"] = "1"
     return reply
 
 

@@ -54,13 +54,12 @@ class Chat:
         rid = f"chatcmpl-{uuid.uuid4().hex}"
         try:
             generation = await self._generate(live, turn, rid)
+            if live.closed:
+                raise _gone(live)
+            reply = live.session.commit(turn, generation, committed_at=datetime.now(UTC), rid=rid)
         except BaseException:
             live.session.release(turn)
             raise
-        if live.closed:
-            live.session.release(turn)
-            raise _gone(live)
-        reply = live.session.commit(turn, generation, committed_at=datetime.now(UTC), rid=rid)
         self._count_turn(turn, generation)
         return reply
 
@@ -109,6 +108,7 @@ class Chat:
         self._metrics.add("ignored_fields_total", len(turn.request.ignored))
         self._metrics.add("unknown_tool_results_total", turn.unknown_results)
         self._metrics.add("control_strings_total", turn.control_text)
+        self._metrics.add("lax_matches_total", int(turn.lax))
         if turn.refusal is not None:
             self._metrics.add("bridge_refusals_total", label=f'reason="{turn.refusal}"')
 

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hmac import compare_digest
@@ -40,8 +41,9 @@ class LiveSession:
 class LiveSessions:
     """Sessions by id. Without a driver's token nothing is checked; such a server binds loopback only."""
 
-    def __init__(self, driver_token: str | None) -> None:
+    def __init__(self, driver_token: str | None, max_sessions: int) -> None:
         self._driver_token = driver_token
+        self._max_sessions = max_sessions
         self._sessions: dict[str, LiveSession] = {}
 
     def __len__(self) -> int:
@@ -49,6 +51,17 @@ class LiveSessions:
 
     def all(self) -> list[LiveSession]:
         return list(self._sessions.values())
+
+    def check_room(self) -> None:
+        """Refuse one more session than there may be.
+
+        Raises:
+            SessionRefused: 429; a repeat may find room.
+        """
+        if len(self._sessions) >= self._max_sessions:
+            raise SessionRefused(
+                429, f"{self._max_sessions} sessions are open, as many as there may be", code="max_sessions", retry=True
+            )
 
     def add(self, session: Session) -> LiveSession:
         live = LiveSession(session=session, key=f"sk-{secrets.token_urlsafe(24)}", opened_at=datetime.now(UTC))
@@ -62,32 +75,33 @@ class LiveSessions:
         for task in live.generations.values():
             task.cancel()
 
-    def check_driver(self, token: str | None) -> None:
-        """Refuse who does not have the driver's token.
+    def check_driver(self, tokens: Sequence[str]) -> None:
+        """Refuse who does not have the driver's token among the ones that were sent.
 
         Raises:
             SessionRefused: 401.
         """
-        if self._driver_token is not None and not _same(token, self._driver_token):
+        if self._driver_token is not None and not _is_among(self._driver_token, tokens):
             raise SessionRefused(401, "the driver's token is wanted, as Bearer or x-api-key")
 
-    def for_driver(self, session_id: str, token: str | None) -> LiveSession:
+    def for_driver(self, session_id: str, tokens: Sequence[str]) -> LiveSession:
         """A session for the driver.
 
         Raises:
             SessionRefused: 401 without the driver's token, 404 for an unknown session.
         """
-        self.check_driver(token)
+        self.check_driver(tokens)
         return self._find(session_id)
 
-    def for_client(self, session_id: str, token: str | None) -> LiveSession:
+    def for_client(self, session_id: str, tokens: Sequence[str]) -> LiveSession:
         """A session for its client's endpoints: its own key will do, or the driver's token.
 
         Raises:
             SessionRefused: 404 for an unknown session, 401 without either.
         """
         live = self._find(session_id)
-        if self._driver_token is None or _same(token, live.key) or _same(token, self._driver_token):
+        wanted = (live.key, self._driver_token)
+        if self._driver_token is None or any(one is not None and _is_among(one, tokens) for one in wanted):
             return live
         raise SessionRefused(401, "this session's key is wanted, as Bearer or x-api-key")
 
@@ -103,5 +117,6 @@ def new_session_id() -> str:
     return uuid.uuid4().hex
 
 
-def _same(given: str | None, wanted: str) -> bool:
-    return given is not None and compare_digest(given.encode(), wanted.encode())
+def _is_among(wanted: str, tokens: Sequence[str]) -> bool:
+    # Bytes that are no UTF-8 reach us as surrogates; they are no reason to fail.
+    return any(compare_digest(token.encode(errors="surrogateescape"), wanted.encode()) for token in tokens)

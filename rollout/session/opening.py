@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rollout.errors import SessionRefused
+from rollout.session.request import check_text
 from rollout.session.settings import SessionSettings
 
 
@@ -23,6 +24,7 @@ def read_settings(body: Any, defaults: SessionSettings) -> SessionSettings:
         if name not in known:
             raise SessionRefused(400, f"{name}: no setting of a session; one of {', '.join(sorted(known))}")
         _check(name, value)
+        check_text(value, name)
     if given.get("renderer", defaults.renderer) != defaults.renderer:
         raise SessionRefused(400, f"renderer: this server renders {defaults.renderer}")
     return replace(defaults, **given)

@@ -206,7 +206,7 @@ def order_tool_results(reply: Message | None, appended: Sequence[Message]) -> tu
         ids = [message.get("tool_call_id") for message in run]
         if all(isinstance(known, str) and known in places for known in ids):
             run.sort(key=lambda message: places[message["tool_call_id"]])
-        elif places:
+        else:
             unknown_runs += 1
         ordered.extend(run)
         before, start = run[-1], end

@@ -34,8 +34,8 @@ def _integer(low: int, high: int) -> Reader:
 
 
 def _top_k(value: Any, vocabulary: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not (value in (-1, 0) or value >= 1):
-        raise ValueError("want a positive integer, or -1 for no limit")
+    if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 2**31:
+        raise ValueError("want a positive 32-bit integer, or -1 for no limit")
     return value or -1
 
 
@@ -111,6 +111,18 @@ def read_sampling(fields: Mapping[str, Any], *, vocabulary: int, where: str = ""
         if value is not None:
             effective[target] = read_field(f"{where}{name}", value, read, vocabulary)
     return effective
+
+
+def read_pins(pins: Mapping[str, Any], *, vocabulary: int) -> dict[str, Any]:
+    """A session's pinned parameters in SGLang's names.
+
+    Raises:
+        SessionRefused: 400 that names one that there is not, or that is out of bounds.
+    """
+    for name in pins:
+        if name not in PARAMETERS:
+            raise SessionRefused(400, f"sampling.{name}: no parameter; one of {', '.join(sorted(PARAMETERS))}")
+    return read_sampling(pins, vocabulary=vocabulary, where="sampling.")
 
 
 def read_field(name: str, value: Any, read: Reader, vocabulary: int) -> Any:

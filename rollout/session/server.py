@@ -37,6 +37,7 @@ from rollout.session.chat import Chat
 from rollout.session.live import LiveSession, LiveSessions, new_session_id
 from rollout.session.metrics import Metrics
 from rollout.session.opening import read_settings
+from rollout.session.request import check_text
 from rollout.session.session import open_session
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import tape_to_table
@@ -49,6 +50,9 @@ log = logging.getLogger(__name__)
 MAX_BODY = 64 * 2**20
 """Bytes of a request's body, at most."""
 
+MAX_SESSIONS = 10_000
+"""Sessions at once, at most, unless the server is told otherwise."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -56,12 +60,18 @@ class SessionServer:
     """The application: sessions in memory, one engine, one model family."""
 
     def __init__(
-        self, engine: EngineClient, tito: Tito, *, driver_token: str | None = None, enable_thinking: bool = False
+        self,
+        engine: EngineClient,
+        tito: Tito,
+        *,
+        driver_token: str | None = None,
+        enable_thinking: bool = False,
+        max_sessions: int = MAX_SESSIONS,
     ) -> None:
         self._engine = engine
         self._tito = tito
         self._defaults = SessionSettings(renderer=tito.name, enable_thinking=enable_thinking)
-        self._sessions = LiveSessions(driver_token)
+        self._sessions = LiveSessions(driver_token, max_sessions)
         self._metrics = Metrics()
         self._chat = Chat(engine, self._metrics, tito.vocabulary)
         self._instance = uuid.uuid4().hex
@@ -114,10 +124,10 @@ class SessionServer:
             live.refused[str(status)] += 1
 
     def _driver(self, request: web.Request) -> LiveSession:
-        return self._sessions.for_driver(request.match_info["session_id"], _token(request))
+        return self._sessions.for_driver(request.match_info["session_id"], _tokens(request))
 
     def _client(self, request: web.Request) -> LiveSession:
-        live = self._sessions.for_client(request.match_info["session_id"], _token(request))
+        live = self._sessions.for_client(request.match_info["session_id"], _tokens(request))
         request["live"] = live
         return live
 
@@ -125,20 +135,21 @@ class SessionServer:
         return answer({"status": "ok", "session_server_instance_id": self._instance})
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(_token(request))
+        self._sessions.check_driver(_tokens(request))
         running = sum(live.session.running for live in self._sessions.all())
         gauges = {"sessions_live": len(self._sessions), "generations_running": running}
         return web.Response(text=self._metrics.text(gauges), content_type="text/plain")
 
     async def _list(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(_token(request))
+        self._sessions.check_driver(_tokens(request))
         now = datetime.now(UTC)
         return answer({"sessions": [live.row(now) for live in self._sessions.all()]})
 
     async def _open(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(_token(request))
+        self._sessions.check_driver(_tokens(request))
         settings = read_settings(await _body(request), self._defaults)
-        context = (await self._model_info()).get("context_length") or self._tito.tokenizer.context_length
+        context = await self._context_length()
+        self._sessions.check_room()
         try:
             session = open_session(settings, self._tito, new_session_id(), context_length=context)
         except UnknownPart as error:
@@ -191,6 +202,12 @@ class SessionServer:
     async def _responses(self, request: web.Request) -> web.Response:
         raise SessionRefused(404, "v1/responses is not served; use v1/chat/completions")
 
+    async def _context_length(self) -> int | None:
+        """The engine's own where it says one, else the checkpoint's (SGLang's /model_info has none)."""
+        told = (await self._model_info()).get("context_length")
+        good = isinstance(told, int) and not isinstance(told, bool) and told > 0
+        return told if good else self._tito.tokenizer.context_length
+
     async def _model_info(self) -> dict[str, Any]:
         """The engine's own facts, asked for until it answers once."""
         if self._model is None:
@@ -202,20 +219,23 @@ class SessionServer:
         return self._model
 
 
-def _token(request: web.Request) -> str | None:
-    header = request.headers.get("Authorization", "")
-    if header.startswith("Bearer "):
-        return header[len("Bearer ") :]
-    return request.headers.get("x-api-key")
+def _tokens(request: web.Request) -> list[str]:
+    """Every token that the client sent: an SDK may have another's in one of the two headers."""
+    tokens = [request.headers["x-api-key"]] if "x-api-key" in request.headers else []
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return [*tokens, token.strip()] if scheme.lower() == "bearer" else tokens
 
 
 async def _body(request: web.Request) -> Any:
     """The parsed body; an empty one is {}.
 
     Raises:
-        SessionRefused: 400, no JSON.
+        SessionRefused: 400, no JSON, or not what its Content-Encoding says.
     """
-    content = await request.read()
+    try:
+        content = await request.read()
+    except web.RequestPayloadError as error:
+        raise SessionRefused(400, f"invalid body: {error}") from error
     try:
         return orjson.loads(content) if content.strip() else {}
     except orjson.JSONDecodeError as error:
@@ -230,6 +250,7 @@ def _read_samples_body(body: Any) -> tuple[int | None, dict[str, Any] | None]:
         raise SessionRefused(400, "max_seq_len: want a positive integer")
     if metadata is not None and not isinstance(metadata, dict):
         raise SessionRefused(400, "metadata: want an object")
+    check_text(metadata, "metadata")
     reward = (metadata or {}).get("reward")
     if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
         raise SessionRefused(400, "metadata.reward: want a number")
@@ -271,6 +292,7 @@ def serve(
     renderer: str = "qwen3",
     driver_token: str | None = None,
     enable_thinking: bool = False,
+    max_sessions: int = MAX_SESSIONS,
     announce: Callable[[int], None] | None = None,
 ) -> None:
     """Run a session server in this process until it is told to end.
@@ -279,19 +301,28 @@ def serve(
         engine: URL of what answers /generate.
         tokenizer: checkpoint directory with tokenizer.json.
         driver_token: None checks nothing and binds loopback only.
+        max_sessions: one more is refused with 429.
         announce: gets the bound port; the default writes the ready line of rollout.process.
 
     Raises:
-        BadConfig: another host without a driver's token, or an unknown renderer.
+        BadConfig: another host without a driver's token, an unknown renderer, or no session allowed.
         BadCheckpoint: no tokenizer there.
         PortInUse: the port is taken.
     """
     if driver_token is None and not _is_loopback(host):
         raise BadConfig(f"host {host}: without a driver's token only loopback is served")
+    if max_sessions < 1:
+        raise BadConfig(f"max_sessions {max_sessions}: want at least 1")
     tito = Tito(Tokenizer(tokenizer), renderer)
 
     async def main() -> None:
-        server = SessionServer(EngineClient(engine), tito, driver_token=driver_token, enable_thinking=enable_thinking)
+        server = SessionServer(
+            EngineClient(engine),
+            tito,
+            driver_token=driver_token,
+            enable_thinking=enable_thinking,
+            max_sessions=max_sessions,
+        )
         await run(server, host, port, announce=announce or (lambda bound: say_ready(port=bound)))
 
     asyncio.run(main())
@@ -315,6 +346,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help="0: any free port, told in the ready line")
     parser.add_argument("--renderer", default="qwen3", help="chat format, by its name in `renderers`")
     parser.add_argument("--enable-thinking", action="store_true", help="sessions think unless they say otherwise")
+    parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS, help="sessions at once, at most")
     parser.add_argument("--driver-token-env", help="name of the environment variable with the driver's token")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -332,6 +364,7 @@ def main(argv: list[str] | None = None) -> int:
             renderer=given.renderer,
             driver_token=token,
             enable_thinking=given.enable_thinking,
+            max_sessions=given.max_sessions,
         )
     except BadInput as error:
         sys.stderr.write(f"{error}\n")

@@ -28,7 +28,7 @@ from rollout.session.recording import record_tape
 from rollout.session.replayed import Replayed
 from rollout.session.reply import assistant_message, completion
 from rollout.session.request import ChatRequest, read_request
-from rollout.session.sampling import read_sampling
+from rollout.session.sampling import read_pins
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import Tape
 from rollout.session.turn import Turn
@@ -63,6 +63,7 @@ def open_session(
 
     Args:
         context_length: the model's context in tokens, where it is known: caps what a turn may sample.
+            An engine refuses a prompt that fills it together with max_new_tokens: one id stays unused.
 
     Raises:
         UnknownPart: a matcher, picker or finisher that there is not.
@@ -89,9 +90,10 @@ class Session:
         self.roots: list[Node] = []
         self._tito = tito
         self._matcher = find_matcher(settings.matcher)
-        self._pins = read_sampling(settings.sampling, vocabulary=tito.vocabulary, where="sampling.")
+        self._pins = read_pins(settings.sampling, vocabulary=tito.vocabulary)
         self._seed = _seed_bytes(settings.seed)
-        limits = [limit for limit in (settings.max_seq_len, context_length) if limit is not None]
+        usable = None if context_length is None else context_length - 1
+        limits = [limit for limit in (settings.max_seq_len, usable) if limit is not None]
         self._max_tokens = min(limits) if limits else None
         self._prompts: Counter[bytes] = Counter()
         self._running: set[Turn] = set()

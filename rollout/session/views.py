@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,10 @@ def _record(node: Node, messages: list[Message], input_ids: list[int]) -> dict[s
         rid=node.rid,
         committed_at=node.committed_at,
     )
+    if node.generation.routed_experts is not None:
+        # Kept from the client, for whom it is of no use and long; a record has everything.
+        experts = base64.b64encode(node.generation.routed_experts).decode()
+        response["choices"][0]["meta_info"]["routed_experts"] = experts
     return {
         "timestamp": node.committed_at.timestamp(),
         "request_timestamp": node.requested_at.timestamp(),

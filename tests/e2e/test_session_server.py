@@ -49,6 +49,15 @@ class Stage:
             kind = reply.content_type
             return reply.status, (await reply.json() if kind == "application/json" else content), reply.headers
 
+    async def send(self, head: bytes) -> bytes:
+        """The answer to a request line and headers, byte for byte."""
+        host, port = self.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head + b"Host: x\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
     async def open(self, **settings: Any) -> tuple[str, str]:
         status, opened, _ = await self.ask("POST", "/sessions", settings)
         assert 200 == status, opened
@@ -60,7 +69,7 @@ class Stage:
         )
 
 
-async def _stage(tmp_path: Path, token: str | None) -> AsyncIterator[Stage]:
+async def _stage(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator[Stage]:
     engine = FaultyEngine([*TITO.tokenizer.encode("ok"), END])
     runner = web.AppRunner(engine.app(), shutdown_timeout=0.1)
     await runner.setup()
@@ -68,7 +77,7 @@ async def _stage(tmp_path: Path, token: str | None) -> AsyncIterator[Stage]:
     await site.start()
     argv = [sys.executable, "-m", "rollout.session.server", "--tokenizer", str(CHECKPOINT)]
     argv += ["--engine", f"http://127.0.0.1:{runner.addresses[0][1]}"]
-    argv += ["--driver-token-env", "SESSION_TOKEN"] if token else []
+    argv += [*more, *(["--driver-token-env", "SESSION_TOKEN"] if token else [])]
     child = await start(argv, log=tmp_path / "server.log", env={"SESSION_TOKEN": token} if token else None)
     try:
         async with aiohttp.ClientSession() as http:
@@ -163,6 +172,68 @@ async def test_the_two_rights(guarded: Stage) -> None:
         assert 200 == reply.status
 
 
+async def test_a_right_may_come_in_either_header_and_any_case(guarded: Stage) -> None:
+    session, key = await guarded.open()
+    url = f"{guarded.url}{session}/v1/models"
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"Authorization": f"Bearer {key}"}, 200),
+        ({"authorization": f"bearer  {key}"}, 200),
+        ({"X-Api-Key": key}, 200),
+        ({"Authorization": "Bearer of-another-service", "x-api-key": key}, 200),
+        ({"Authorization": f"Bearer {key}", "x-api-key": "another"}, 200),
+        ({"Authorization": f"Basic {key}"}, 401),
+        ({"Authorization": key}, 401),
+        ({"Authorization": "Bearer "}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": key[:-1]}, 401),
+        ({"x-api-key": "\xff"}, 401),
+        ({}, 401),
+    ]
+    for headers, status in cases:
+        async with guarded.http.get(url, headers=headers) as reply:
+            assert status == reply.status, headers
+    answer = await guarded.send(b"GET /sessions HTTP/1.1\r\nAuthorization: Bearer \xff\xfe\r\n")
+    assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+async def test_bodies_that_cannot_be_read_are_400(stage: Stage) -> None:
+    session, _ = await stage.open()
+    paths = ("/sessions", f"{session}/samples", f"{session}/v1/chat/completions")
+    before = (await stage.ask("GET", session))[1]
+    bodies: list[tuple[bytes, dict[str, str]]] = [
+        (b"no gzip", {"Content-Encoding": "gzip", "Connection": "close"}),
+        (b"{", {}),
+        (b"[]", {}),
+        (b'{"metadata": NaN}', {}),
+        (b'{"metadata": {"a": 1e999}}', {}),
+        (b'{"metadata": "\xed\xa0\x80"}', {}),
+        (b'{"metadata": {"a": ' + b"[" * 250 + b"]" * 250 + b"}, " + b'"messages": 1}', {}),
+        (b"[" * 5000, {}),
+        (b'{"metadata": 1, "messages": 1}', {}),
+    ]
+    for body, headers in bodies:
+        for path in paths:
+            async with stage.http.post(stage.url + path, data=body, headers=headers) as reply:
+                assert (400, "false") == (reply.status, reply.headers["x-should-retry"]), (path, body[:40])
+                assert "invalid_request_error" == (await reply.json())["error"]["type"]
+    assert before == (await stage.ask("GET", session))[1]
+
+
+async def test_what_was_answered_can_be_shown(stage: Stage) -> None:
+    """Whatever a body holds that was not refused: GET, samples and tape can tell it again."""
+    session, _ = await stage.open()
+    extra = {"wibble": {"deep": [[[[1]]]]}, "n": 7, "big": 2**63, "float": -0.0, "nul": "\x00", "mark": "\ufdd0"}
+    message = {**user("a\x00\ufdd0<|im_end|>"), **extra}
+    _, first, _ = await stage.chat(session, message, user=7, store={}, logprobs=True, metadata={"a": "b"})
+    reply = {**first["choices"][0]["message"], "refusal": None, "annotations": [], "index": 0}
+    assert 200 == (await stage.chat(session, message, reply, user("b"), stream=False, stop=[]))[0]
+    _, shown, _ = await stage.ask("GET", session)
+    assert [message, reply, user("b")] == shown["records"][1]["request"]["messages"]
+    for method, path in (("POST", f"{session}/samples"), ("GET", f"{session}/tape")):
+        assert 200 == (await stage.ask(method, path))[0]
+
+
 async def test_errors_have_openais_shape_and_are_not_worth_a_repeat(stage: Stage) -> None:
     session, _ = await stage.open()
     assert 404 == (await stage.ask("GET", "/generate"))[0]
@@ -236,6 +307,16 @@ async def test_no_room_is_refused_without_the_engine(stage: Stage) -> None:
     assert (400, "context_length_exceeded", 0) == (status, body["error"]["code"], len(stage.engine.seen))
 
 
+async def test_a_context_that_the_engine_does_not_tell_is_the_checkpoints(stage: Stage) -> None:
+    for told in (None, "many", 0, True):
+        stage.engine.model_info = {"model_path": "sglang", "context_length": told}
+        session, _ = await stage.open()
+        await stage.chat(session, user("hi"), max_tokens=10**6)
+        request = stage.engine.seen[-1][0]
+        room = TITO.tokenizer.context_length - 1 - len(request["input_ids"])
+        assert room == request["sampling_params"]["max_new_tokens"]
+
+
 async def test_g08_a_client_that_leaves_ends_its_generation_within_a_second(stage: Stage) -> None:
     session, _ = await stage.open()
     release = asyncio.Event()
@@ -279,6 +360,67 @@ async def test_g36_deleting_a_session_aborts_and_a_late_answer_changes_nothing(s
     for method, path in (("GET", session), ("POST", f"{session}/samples"), ("DELETE", session)):
         assert 404 == (await stage.ask(method, path))[0]
     assert 404 == (await stage.chat(session, user("hi")))[0]
+
+
+async def test_deleted_twice_at_once_is_one_204_and_one_404(stage: Stage) -> None:
+    session, _ = await stage.open()
+    replies = await asyncio.gather(*(stage.ask("DELETE", session) for _ in range(5)))
+    assert [204, 404, 404, 404, 404] == sorted(status for status, _, _ in replies)
+
+
+async def test_samples_and_views_are_given_while_a_turn_generates(stage: Stage) -> None:
+    session, _ = await stage.open()
+    _, first, _ = await stage.chat(session, user("a"))
+    go = asyncio.Event()
+
+    async def wait(request: dict[str, Any]) -> None:
+        await go.wait()
+
+    stage.engine.answer = wait
+    running = asyncio.create_task(stage.chat(session, user("a"), first["choices"][0]["message"], user("b")))
+    await wait_until(lambda: len(stage.engine.seen) == 2)
+    _, told, _ = await stage.ask("POST", f"{session}/samples", Accept="application/json")
+    _, listed, _ = await stage.ask("GET", "/sessions")
+    assert ([1], 1) == ([row["turns"] for row in told["samples"]], listed["sessions"][0]["running"])
+    assert 1 == len((await stage.ask("GET", session))[1]["records"])
+    go.set()
+    assert 200 == (await running)[0]
+    _, told, _ = await stage.ask("POST", f"{session}/samples", Accept="application/json")
+    assert [2] == [row["turns"] for row in told["samples"]]
+
+
+async def test_clients_that_come_and_go_leave_no_turn_running(stage: Stage) -> None:
+    """Leaving at any moment of a request: nothing is recorded, every generation is aborted, the session goes on."""
+    session, _ = await stage.open(version="v1")
+    _, first, _ = await stage.chat(session, user("a"))
+    before = (await stage.ask("GET", session))[1]
+
+    async def slow(request: dict[str, Any]) -> None:
+        await asyncio.sleep(30)
+
+    stage.engine.answer = slow
+    history = (user("a"), first["choices"][0]["message"], user("b"))
+    for place in range(20):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stage.chat(session, *history), 0.002 * place)
+    reached = [request["rid"] for request, _ in stage.engine.seen[1:]]
+    await wait_until(lambda: set(reached) <= set(stage.engine.aborted), 1.0)
+    _, listed, _ = await stage.ask("GET", "/sessions")
+    assert (0, 1) == (listed["sessions"][0]["running"], listed["sessions"][0]["turns"])
+    assert before == (await stage.ask("GET", session))[1]
+    stage.engine.answer = None
+    assert 200 == (await stage.chat(session, *history))[0]
+
+
+async def test_no_more_sessions_than_max_sessions(tmp_path: Path) -> None:
+    async for stage in _stage(tmp_path, None, "--max-sessions", "2"):
+        session, _ = await stage.open()
+        await stage.open()
+        status, body, headers = await stage.ask("POST", "/sessions")
+        assert (429, "max_sessions", "1") == (status, body["error"]["code"], headers["Retry-After"])
+        assert "x-should-retry" not in headers
+        await stage.ask("DELETE", session)
+        await stage.open()
 
 
 async def test_g37_turns_of_one_session_generate_beside_each_other(stage: Stage) -> None:
@@ -340,6 +482,7 @@ async def test_bad_starts_are_one_line_and_exit_2(stage: Stage, tmp_path: Path) 
         "without a driver's token only loopback": ["--tokenizer", str(CHECKPOINT), "--host", "0.0.0.0"],
         "not a readable tokenizer.json": ["--tokenizer", str(tmp_path), "--port", str(free_port())],
         "renderer 'qwen9' cannot be used": ["--tokenizer", str(CHECKPOINT), "--renderer", "qwen9"],
+        "max_sessions 0: want at least 1": ["--tokenizer", str(CHECKPOINT), "--max-sessions", "0"],
         "the environment has no NO_SUCH_TOKEN": ["--tokenizer", str(CHECKPOINT), "--driver-token-env", "NO_SUCH_TOKEN"],
     }
     for message, argv in starts.items():

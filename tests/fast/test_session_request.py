@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from scripted import START, TOOLS, Conversation, call, tiny_tito, user
 
@@ -13,6 +14,8 @@ from rollout.session.settings import SessionSettings
 from rollout.session.turn import Turn
 
 TITO = tiny_tito()
+DEEP = orjson.loads("[" * 250 + "]" * 250)
+"""Nesting that can be read, and written by itself, but not inside a record or a tape."""
 
 
 def begin(body: Any, **settings: Any) -> Turn:
@@ -58,6 +61,13 @@ def body(**more: Any) -> dict[str, Any]:
         ({"temperature": "1"}, "temperature: want a number"),
         ({"top_p": 0}, "top_p: want a number above 0"),
         ({"top_k": -2}, "top_k: want"),
+        ({"top_k": 2**31}, "top_k: want a positive 32-bit integer"),
+        ({"model": []}, "model: want a text"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, r"messages\[0\].function_call: not"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, r"messages\[0\].audio: not"),
+        ({"messages": [{**user("a"), "extra": DEEP}]}, "messages: .*Recursion"),
+        ({"tools": [{"function": {"name": "f", "parameters": DEEP}}]}, "tools: .*Recursion"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: "),
         ({"stop": [""]}, "stop: want"),
         ({"stop": 1}, "stop: want"),
         ({"stop_token_ids": [TITO.vocabulary]}, "stop_token_ids: want a list of token ids below"),
@@ -141,6 +151,8 @@ def test_pins_override_the_client_and_are_recorded() -> None:
 def test_a_bad_pin_is_400_by_name() -> None:
     with pytest.raises(SessionRefused, match=r"sampling\.top_p: "):
         begin(body(), sampling={"top_p": 2})
+    with pytest.raises(SessionRefused, match=r"sampling\.temprature: no parameter; one of "):
+        begin(body(), sampling={"temprature": 0})
 
 
 @pytest.mark.parametrize(
@@ -165,7 +177,9 @@ def test_g46_the_context_caps_what_may_be_sampled() -> None:
     assert 7 == turn.engine_request["sampling_params"]["max_new_tokens"]
     assert 7 == turn.engine_request["sampling_params"]["min_new_tokens"]
     assert 12 == turn.sampling["max_new_tokens"]
-    assert 20 - n_prompt == session.begin(body(), requested_at=START).max_new_tokens
+    # SGLang refuses a prompt whose new tokens would fill the context: one id of it stays unused.
+    assert 20 - 1 - n_prompt == session.begin(body(), requested_at=START).max_new_tokens
+    assert 20 - 1 - n_prompt == session.begin(body(max_tokens=12), requested_at=START).max_new_tokens
 
 
 def test_no_room_left_is_400_with_its_code() -> None:
@@ -173,6 +187,14 @@ def test_no_room_left_is_400_with_its_code() -> None:
     with pytest.raises(SessionRefused) as refused:
         begin(body(), max_seq_len=n_prompt)
     assert (400, "context_length_exceeded") == (refused.value.status, refused.value.code)
+    for length, room in ((n_prompt + 2, 1), (n_prompt + 1, None)):
+        session = open_session(SessionSettings(), TITO, "s", context_length=length)
+        if room:
+            assert room == session.begin(body(), requested_at=START).max_new_tokens
+            continue
+        with pytest.raises(SessionRefused) as refused:
+            session.begin(body(), requested_at=START)
+        assert (400, "context_length_exceeded") == (refused.value.status, refused.value.code)
 
 
 def test_thinking_comes_from_the_body_then_from_the_session() -> None:
@@ -208,6 +230,8 @@ def test_g40_tool_results_are_rendered_in_the_order_of_their_calls() -> None:
     assert (a.prompt_ids, 0) == (b.prompt_ids, b.unknown_results)
     assert [swapped, straight] == b.appended
     unknown = talk.begin([*talk.history, *results("y", "x")], tools=TOOLS)
+    late = talk.begin([*talk.history, user("?"), straight], tools=TOOLS)
+    assert 1 == late.unknown_results, "a user's message has no calls"
     assert 1 == unknown.unknown_results
     assert unknown.prompt_ids != talk.begin([*talk.history, *results("x", "y")], tools=TOOLS).prompt_ids
 

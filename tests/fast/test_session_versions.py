@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scripted import TOOLS, Conversation, call, tiny_tito, user
 
+from rollout.engine.generation import Generation
 from rollout.errors import SessionRefused
 from rollout.session import tree
 from rollout.session.node import tokens_of
@@ -311,6 +312,25 @@ def test_records_show_what_was_asked_and_answered() -> None:
     entries = second["response"]["choices"][0]["meta_info"]["output_token_logprobs"]
     node = talk.session.nodes[1]
     assert np.array([p for p, _, _ in entries]).tobytes() == node.generation.output_log_probs_O.tobytes()
+
+
+def test_a_record_keeps_the_routed_experts_that_a_client_does_not_get() -> None:
+    talk = Conversation(TITO, "v2")
+    turn = talk.begin([user("a")])
+    reply = talk.session.commit(
+        turn,
+        Generation(
+            output_ids_O=np.array([5], np.int32),
+            output_log_probs_O=np.array([-1.0]),
+            finish="stop",
+            routed_experts=b"\1\0\0\0",
+            routed_experts_shape=[1, 1],
+        ),
+        committed_at=talk.tick(),
+    )
+    assert "routed_experts" not in reply["choices"][0]["meta_info"]
+    (record,) = records_view(talk.session.active_path())
+    assert "AQAAAA==" == record["response"]["choices"][0]["meta_info"]["routed_experts"]
 
 
 def test_a_kept_turn_that_no_render_shows_is_a_new_root_in_v2_and_400_in_v1(monkeypatch: pytest.MonkeyPatch) -> None:
