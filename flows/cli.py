@@ -181,6 +181,11 @@ def main() -> None:
         if os.environ.get("ROLLOUT_DEBUG"):
             raise
         code = _say(error)
+    except BaseException as error:
+        # SIGTERM ends a flow by asyncio's or by Prefect's exception, and neither may be imported here.
+        if type(error).__name__ not in ("CancelledError", "TerminationSignal"):
+            raise
+        code = 143
     sys.exit(code or 0)
 
 

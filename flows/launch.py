@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from typing import Any
 
@@ -31,6 +32,10 @@ async def _run(batch: Batch, given: dict[str, Any], *, as_json: bool) -> None:
     from flows.server import prefect_api
     from rollout.batch.progress import BatchProgress, watch
 
+    running = asyncio.current_task()
+    assert running is not None
+    # Without it SIGTERM would end this process before it has ended its children and said how to go on.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     progress = BatchProgress(phase="starting Prefect")
     watch(progress)
     try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -22,15 +22,22 @@ class Run:
 
     process: subprocess.Popen[str]
     mark: str
+    reader: threading.Thread | None = None
 
     def wait(self, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
         stdout, stderr = self.process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, stdout, stderr)
 
-    def kill(self) -> None:
-        """kill -9 of the command's own process only."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
+    def end(self, number: int) -> int:
+        """Send a signal to the command's own process only, and wait; its exit code."""
+        self.process.send_signal(number)
+        code = self.process.wait(30)
+        if self.reader is not None:
+            self.reader.join(5)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        return code
 
     def processes(self) -> list[str]:
         """Command lines of all living processes that carry the mark."""
@@ -91,3 +98,30 @@ class Rollout:
         done = self(*arguments)
         assert 0 == done.returncode, done.stderr
         return done.stdout
+
+
+PHASES = ("starting Prefect", "planning", "starting the engine", "rolling out", "publishing")
+"""A batch's phases as its progress lines name them, in order."""
+
+
+def reach(run: Run, phase: str, delay_s: float) -> list[str]:
+    """Wait until `run` is `delay_s` seconds into `phase`, or has ended; its progress lines, which go on growing."""
+    reached = threading.Event()
+    lines: list[str] = []
+
+    def read() -> None:
+        assert run.process.stderr is not None
+        with run.process.stderr as stream:
+            for line in stream:
+                lines.append(line)
+                if any(later in line for later in PHASES[PHASES.index(phase) :]):
+                    reached.set()
+        reached.set()
+
+    run.reader = threading.Thread(target=read, daemon=True)
+    run.reader.start()
+    assert reached.wait(120), lines
+    end = time.monotonic() + delay_s
+    while time.monotonic() < end and run.process.poll() is None:
+        time.sleep(0.01)
+    return lines

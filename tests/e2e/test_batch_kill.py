@@ -1,18 +1,15 @@
 """kill -9 at seeded moments: nothing of the batch lives on, and it ends with the rows of an undisturbed one."""
 
 import random
-import threading
-import time
+import signal
 from pathlib import Path
 
 import pytest
-from command import Rollout, Run
+from command import PHASES, Rollout, reach
 
 from rollout.lake import LakePaths, scan_samples
 from rollout.lake.staging import staged_shards
 from rollout.parity.projections import same_rows
-
-PHASES = ("starting Prefect", "planning", "starting the engine", "rolling out", "publishing")
 
 
 def moments(kills: int, seed: int) -> list[tuple[str, float]]:
@@ -22,27 +19,6 @@ def moments(kills: int, seed: int) -> list[tuple[str, float]]:
     early = sorted(rng.choices(PHASES[:3], weights=(1, 1, 2), k=kills // 3), key=PHASES.index)
     phases = [*early, *["rolling out"] * (kills - len(early) - 1), "publishing"]
     return [(phase, rng.uniform(0.0, spread[phase])) for phase in phases]
-
-
-def reach(run: Run, phase: str, delay_s: float) -> bool:
-    """Wait until `run` is `delay_s` seconds into `phase`; False if it ended before."""
-    reached = threading.Event()
-    lines: list[str] = []
-
-    def read() -> None:
-        assert run.process.stderr is not None
-        for line in run.process.stderr:
-            lines.append(line)
-            if any(later in line for later in PHASES[PHASES.index(phase) :]):
-                reached.set()
-        reached.set()
-
-    threading.Thread(target=read, daemon=True).start()
-    assert reached.wait(120), lines
-    end = time.monotonic() + delay_s
-    while time.monotonic() < end and run.process.poll() is None:
-        time.sleep(0.01)
-    return run.process.poll() is None
 
 
 def writers(lake: Path) -> dict[int, str]:
@@ -64,9 +40,9 @@ def test_a_batch_killed_again_and_again_ends_with_the_same_rows(
     killed, staged = 0, {}
     for phase, delay_s in moments(kills, seed=20261202):
         run = rollout.start(*command)
-        alive = reach(run, phase, delay_s)
-        run.kill()
-        killed += alive
+        reach(run, phase, delay_s)
+        killed += run.process.poll() is None
+        run.end(signal.SIGKILL)
         assert [] == run.left_over(), f"after a kill in {phase}"
         now = writers(lake)
         assert staged.items() <= now.items(), "a staged shard was run again"
