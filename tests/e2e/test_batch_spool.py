@@ -1,0 +1,109 @@
+"""A batch killed at seeded moments runs no finished rollout twice, counted by what its engine was asked for."""
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+from command import Rollout, Run
+from faulty_proxy import FaultyProxy
+
+from rollout.batch.spool import open_spool, spool_folder
+from rollout.engine.embedded import start_embedded
+from rollout.lake import LakePaths, scan_samples, scan_trajectories
+from rollout.lake.staging import read_plan, staged_shards
+from rollout.parity.projections import same_rows
+
+CONCURRENCY = 4
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
+    yield child
+    child.stop()
+
+
+@pytest.fixture
+def proxy(engine):
+    with FaultyProxy(engine.url).in_thread() as proxy:
+        yield proxy
+
+
+def finished_indexes(lake: Path, home: Path) -> tuple[set[int], set[int]]:
+    """The rollouts of staged shards, and those that only the spools have, as a restart will find them."""
+    paths = LakePaths(lake)
+    plan = read_plan(paths, "mine")
+    if plan is None:
+        return set(), set()
+    staged = staged_shards(paths, "mine")
+    spooled = set()
+    for cut in plan.shards:
+        if cut.shard not in staged and list(spool_folder(home / "spool", plan).glob(f"{cut.shard:04d}.*")):
+            with open_spool(home / "spool", plan, cut.shard) as spool:
+                spooled |= {rows.index for rows in spool.rollouts}
+    return {index for shard in staged for index in plan.shards[shard].indexes}, spooled
+
+
+def wait_for_calls(run: Run, proxy: FaultyProxy, n_calls: int) -> None:
+    end = time.monotonic() + 120
+    while len(proxy.seen) < n_calls and run.process.poll() is None:
+        assert time.monotonic() < end, "the batch does not go on"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(3, marks=pytest.mark.timeout(400)),
+        pytest.param(10, marks=[pytest.mark.full, pytest.mark.timeout(1500)]),
+    ],
+)
+def test_no_finished_rollout_is_run_twice(
+    quick_rollout: Rollout, finished, batch_command: list[str], proxy: FaultyProxy, tmp_path: Path, kills: int
+):
+    rng, lake = random.Random(20261202 + kills), tmp_path / "lake"
+    command = [*batch_command, "--lake", lake, "--shard-size", 16, "--concurrency", CONCURRENCY]
+    command += ["--engine", "external", "--engine-url", proxy.url]
+    # About 80 turns: every kill comes while rollouts are in flight, and most leave some of a shard finished.
+    apart = 60 // kills
+    moments, n_spooled = [], 0
+    for _ in range(kills):
+        run = quick_rollout.start(*command)
+        wait_for_calls(run, proxy, len(proxy.seen) + rng.randint(apart // 2, apart))
+        assert run.process.poll() is None, run.wait().stderr
+        run.kill()
+        assert [] == run.left_over()
+        staged, spooled = finished_indexes(lake, quick_rollout.home)
+        moments.append((len(proxy.seen), staged | spooled))
+        n_spooled = max(n_spooled, len(spooled))
+    quick_rollout.succeeds(*command)
+
+    undisturbed, disturbed = (scan_samples(path, batch="mine").collect().to_arrow() for path in (finished[0], lake))
+    assert [] == same_rows(undisturbed, disturbed)
+    tapes = scan_trajectories(lake, batch="mine").filter(pl.col("seq") >= 0).collect()
+    seeds = dict(tapes.group_by("index").agg("sampling_seed").iter_rows())
+    for n_calls, finished_then in moments:
+        later = {request["sampling_params"]["sampling_seed"] for request in proxy.seen[n_calls:]}
+        again = sorted(index for index in finished_then if later & set(seeds.get(index, [])))
+        assert [] == again, f"finished at call {n_calls} of {len(proxy.seen)} and run again"
+    assert n_spooled > 0, "no kill came while a shard was half finished"
+    assert proxy.most_running <= CONCURRENCY
+    assert not list((quick_rollout.home / "spool").rglob("mine/**/*.spool"))
+
+
+def test_the_next_shard_begins_before_the_last_one_drains(finished):
+    """Within the engine's limit: 16 generations at once over all shards."""
+    samples = scan_samples(finished[0], batch="mine").select("index", "shard").unique()
+    tapes = scan_trajectories(finished[0], batch="mine").filter(pl.col("seq") >= 0)
+    turns = tapes.join(samples, on="index").select("shard", "requested_at", "committed_at").collect()
+    spans = turns.group_by("shard").agg(pl.min("requested_at"), pl.max("committed_at")).sort("shard")
+    assert (spans["requested_at"][1:] < spans["committed_at"][:-1]).all()
+    events = [(t, 1) for t in turns["requested_at"]] + [(t, -1) for t in turns["committed_at"]]
+    running = most = 0
+    for _, change in sorted(events):
+        running += change
+        most = max(most, running)
+    assert 4 < most <= 16
