@@ -96,7 +96,12 @@ def _walk(a: Any, b: Any) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     numbers = isinstance(a, int | float | Decimal) and isinstance(b, int | float | Decimal)
-    return (type(a) is type(b) or numbers) and bool(a == b)
+    return (type(a) is type(b) or numbers) and bool(_exact(a) == _exact(b))
+
+
+def _exact(value: Any) -> Any:
+    """A float as the decimal that its shortest spelling says: 0.1 of an object is 0.1 of a text."""
+    return Decimal(repr(value)) if isinstance(value, float) else value
 
 
 def _same_call_loosely(a: Any, b: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from scripted import Conversation, call, tiny_tito, user
+from scripted import TOOLS, Conversation, call, tiny_tito, user
 
 from rollout.errors import SessionRefused
 from rollout.session import session as session_module
@@ -116,6 +116,20 @@ def test_g01_a_match_that_strict_would_refuse_is_told() -> None:
         for _ in range(2):
             assert lax is talk.begin([talk.history[0], reply, user("b")]).lax
         assert not talk.begin([*talk.history, user("b")]).lax
+
+
+@pytest.mark.parametrize("number", [0.1, 1e22, 1e-7, -0.0, 5e-324, 2**53 + 1, 1.0, 100])
+def test_loose_arguments_in_an_object_equal_those_in_text(number: float) -> None:
+    """A client that reads arguments and sends the object back repeats what it read, whatever the numbers."""
+    text = orjson.dumps({"n": number}).decode()
+    talk = Conversation(TITO, "v2")
+    talk.ask(user("go"), text=f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>', tools=TOOLS)
+    reply = orjson.loads(orjson.dumps(talk.history[1]))
+    function = reply["tool_calls"][0]["function"]
+    function["arguments"] = orjson.loads(function["arguments"])
+    assert talk.begin([talk.history[0], reply, user("b")]).parent is talk.session.nodes[0]
+    function["arguments"]["n"] = 0.25
+    assert talk.begin([talk.history[0], reply, user("b")]).parent is None
 
 
 def test_a_matcher_that_fails_is_500_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
