@@ -47,7 +47,10 @@ def make_prompt(request: ChatRequest, parent: Node | None, tito: Tito, settings:
     check_text(appended, "messages")
     if request.given_tools is not None and (parent is None or parent.tools != request.given_tools):
         check_text(request.given_tools, "tools")
-    found = tito.control.count(appended)
+    try:
+        found = tito.control.count(appended)
+    except ValueError as error:
+        raise SessionRefused(400, f"messages: {error}") from error
     if found and settings.control_text == "refuse":
         raise SessionRefused(400, "messages: control strings of the chat template are refused in this session")
     ordered, unknown = order_tool_results(parent.reply if parent else None, appended)

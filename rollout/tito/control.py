@@ -32,7 +32,11 @@ class ControlText:
         self._special = _either(tokenizer.special)
 
     def count(self, messages: Iterable[Message]) -> int:
-        """How many control strings stand in these messages' texts."""
+        """How many control strings stand in these messages' texts.
+
+        Raises:
+            ValueError: arguments of a call are nested too deeply.
+        """
         total = 0
         for message in messages:
             pattern = self._pattern(message)
@@ -44,7 +48,7 @@ class ControlText:
         """The messages with every control string that `count` counts marked as plain text.
 
         Raises:
-            ValueError: a text holds PLAIN_MARK itself, so marks would be ambiguous.
+            ValueError: a text holds PLAIN_MARK itself, so marks would be ambiguous; or as for `count`.
         """
         marked = []
         for message in messages:
@@ -83,7 +87,18 @@ def _texts(message: Message) -> list[str]:
 
 
 def _map(message: Message, change: Callable[[str], str]) -> Message:
-    """The message with every text of it that a template writes into the prompt changed."""
+    """The message with every text of it that a template writes into the prompt changed.
+
+    Raises:
+        ValueError: arguments of a call are nested too deeply.
+    """
+    try:
+        return _mapped(message, change)
+    except RecursionError:
+        raise ValueError("arguments of a tool call are nested too deeply") from None
+
+
+def _mapped(message: Message, change: Callable[[str], str]) -> Message:
     mapped = dict(message)
     for key in ("content", "reasoning_content"):
         if key in mapped:

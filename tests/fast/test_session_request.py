@@ -27,6 +27,10 @@ def body(**more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [user("hi")], **more}
 
 
+def called(arguments: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -66,6 +70,7 @@ def body(**more: Any) -> dict[str, Any]:
         ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, r"messages\[0\].function_call: not"),
         ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, r"messages\[0\].audio: not"),
         ({"messages": [{**user("a"), "extra": DEEP}]}, "messages: .*Recursion"),
+        ({"messages": [called('{"a": ' + "[" * 900 + "]" * 900 + "}")]}, "messages: arguments .* nested too deeply"),
         ({"tools": [{"function": {"name": "f", "parameters": DEEP}}]}, "tools: .*Recursion"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: "),
         ({"stop": [""]}, "stop: want"),
