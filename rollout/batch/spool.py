@@ -27,7 +27,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ FORMAT = 1
 SCHEMAS = (SAMPLES_SCHEMA, TRAJECTORIES_SCHEMA)
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = 32
+
+Payload = Sequence[bytes | memoryview]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +76,7 @@ class Spool:
         os.ftruncate(descriptor, self._end)
         if not self._end:
             for payload in _head_payloads(header):
-                self._write(payload)
+                self._write([payload])
 
     def __enter__(self) -> Spool:
         return self
@@ -92,7 +94,7 @@ class Spool:
         """
         payload = _pack(rows)
         with self._lock:
-            if self._open:
+            if self._open and not self.full:
                 self._write(payload)
 
     def close(self) -> None:
@@ -108,16 +110,13 @@ class Spool:
         self.close()
         _remove_empty(self.path.parent)
 
-    def _write(self, payload: bytes) -> None:
-        if self.full:
-            return
-        head = len(payload).to_bytes(_LENGTH_BYTES, "little")
-        digest = _digest(self._digest, head, payload)
-        left, offset = memoryview(head + digest + payload), self._end
+    def _write(self, payload: Payload) -> None:
+        """Append a frame whose payload is all of `payload`, without making one piece of it."""
+        head = sum(map(len, payload)).to_bytes(_LENGTH_BYTES, "little")
+        digest, offset = _digest(self._digest, [head, *payload]), self._end
         try:
-            while left:
-                written = os.pwrite(self._descriptor, left, offset)
-                left, offset = left[written:], offset + written
+            for piece in (head, digest, *payload):
+                offset = _write_at(self._descriptor, piece, offset)
         except OSError as error:
             self.full = True
             log.warning("%s: %s; rollouts that finish from now on are lost in a kill", self.path, error)
@@ -214,11 +213,19 @@ def _remove_empty(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def _digest(before: bytes, head: bytes, payload: bytes) -> bytes:
+def _digest(before: bytes, frame: Payload) -> bytes:
     digest = hashlib.blake2b(before, digest_size=_DIGEST_BYTES)
-    digest.update(head)
-    digest.update(payload)
+    for piece in frame:
+        digest.update(piece)
     return digest.digest()
+
+
+def _write_at(descriptor: int, piece: bytes | memoryview, offset: int) -> int:
+    left = memoryview(piece)
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written
+    return offset
 
 
 def _head_payloads(header: bytes) -> list[bytes]:
@@ -251,17 +258,15 @@ def _frames(file: BinaryIO) -> Iterator[tuple[bytes, int, bytes]]:
         if end > size:
             return
         payload = file.read(length)
-        digest = _digest(digest, head, payload)
+        digest = _digest(digest, [head, payload])
         if digest != wanted:
             return
         yield payload, end, digest
 
 
-def _pack(rows: RolloutRows) -> bytes:
-    samples: bytes
-    trajectories: bytes
-    samples, trajectories = (batch.serialize().to_pybytes() for batch in (rows.samples, rows.trajectories))
-    return len(samples).to_bytes(_LENGTH_BYTES, "little") + samples + trajectories
+def _pack(rows: RolloutRows) -> Payload:
+    samples, trajectories = (memoryview(batch.serialize()) for batch in (rows.samples, rows.trajectories))
+    return [len(samples).to_bytes(_LENGTH_BYTES, "little"), samples, trajectories]
 
 
 def _unpack(payload: bytes) -> RolloutRows:
