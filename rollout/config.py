@@ -27,14 +27,20 @@ class BatchConfig(BaseModel):
     batch_id: str | None = Field(None, description="Name of the batch; the same name goes on where it stopped.")
     n_samples_per_prompt: int = Field(4, ge=1, le=1024, description="Rollouts per prompt (the GRPO group's size).")
     agent: str = Field("tool_loop", description="Agent for rows that name none: an entry point of rollout.agents.")
+    agent_command: str | None = Field(
+        None, description="Command line of the agent 'command', split as a shell would; no shell runs it."
+    )
     reward: str | None = Field("exact_answer", description="Reward, an entry point of rollout.rewards; null: agent's.")
     reward_key: str | None = Field(None, description="Key of the reward where the reward function returns several.")
     session_version: Literal["v1", "v2"] = Field("v2", description="Session path: v1 linear, v2 tree.")
-    matcher: Literal["strict", "loose_tool_call", "role_content_only"] = Field(
-        "loose_tool_call", description="How a replayed message is recognised as a stored one."
+    matcher: str = Field(
+        "loose_tool_call",
+        description="How a replayed message is recognised: strict, loose_tool_call, role_content_only, or your own.",
     )
-    picker: str = Field("drop_retries", description="Which leaves of a v2 session become samples.")
-    finisher: str = Field("train_once", description="What is done to the picked samples' masks.")
+    picker: str = Field(
+        "drop_retries", description="Which leaves of a v2 session become samples: drop_retries, keep_all, or your own."
+    )
+    finisher: str = Field("train_once", description="What is done to the samples' masks: train_once, or your own.")
     control_text: Literal["reference", "plain", "refuse"] = Field(
         "reference", description="Control strings in user text: as the template's ids, as plain text, or refused."
     )
@@ -95,6 +101,7 @@ IDENTITY_OPTIONS = (
     "skip_bad_prompts",
     "n_samples_per_prompt",
     "agent",
+    "agent_command",
     "reward",
     "reward_key",
     "session_version",

@@ -5,8 +5,9 @@ What went wrong becomes the rows' typed `failure`:
 deadline        the agent was still running when `rollout_timeout_s` was over
 agent_timeout   the agent ended with a time-out of its own
 agent_error     the agent raised, or returned what is not JSON
-engine_error    the agent raised, or made no turn, and the session's record has a failed engine call
-max_turns       the agent raised, and the session's record has a turn refused for `max_turns`
+agent_exit      the program of the agent `command` ended with an exit code other than 0
+engine_error    the agent raised, ended so or made no turn, and the session's record has a failed engine call
+max_turns       the agent raised or ended so, and the session's record has a turn refused for `max_turns`
 session_error   the session server gave no answer, refused the driver, or failed inside (500)
 reward_error    see rollout.rewards
 no_turns, all_truncated   nothing went wrong, but there is no sample
@@ -237,7 +238,7 @@ def _assign(last: Attempted) -> None:
     outcome, refused = last.outcome, last.tape.refused if last.tape else {}
     failure = outcome.failure
     silent = failure is None and not last.collected.samples and outcome.empty_reason != "all_truncated"
-    if not silent and (failure is None or failure.type != "agent_error"):
+    if not silent and (failure is None or failure.type not in ("agent_error", "agent_exit")):
         return
     for statuses, kind in _FAULTS:
         found = [status for status in statuses if refused.get(status)]

@@ -8,6 +8,7 @@ The signal follows the *thread* that forked: spawn from the main thread, never f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -25,6 +26,20 @@ from rollout.errors import RolloutLakeError
 
 _PR_SET_PDEATHSIG = 1
 
+_BIND = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.stderr.write(f"cannot start {sys.argv[2]}: {error}\\n")
+    os._exit(127)
+"""
+"""die_with_parent and exec without this package's imports: 15 ms, where `-m rollout.process` takes 100."""
+
 
 class ChildFailed(RolloutLakeError):
     """A child process ended before it was ready; the message has the last lines of its log."""
@@ -37,6 +52,53 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def bound_argv(argv: Sequence[str]) -> list[str]:
+    """An argument list that runs `argv` so that the kernel kills it when this process dies.
+
+    Start it from the thread that lives as long as this process, as ever with PR_SET_PDEATHSIG.
+    """
+    return [sys.executable, "-I", "-S", "-c", _BIND, str(os.getpid()), *argv]
+
+
+def end_group(group: int, number: signal.Signals) -> None:
+    """Signal a process group; one that has ended is no error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def end_marked(name: str, value: str) -> int:
+    """Kill every process that was started with `name=value` in its environment, and its children; how many.
+
+    Finds those that left their process group, which is what makes a daemon. Linux only.
+    """
+    mark, ended = f"{name}={value}".encode(), 0
+    for _ in range(10):  # what was forked while we looked
+        found = [pid for pid in _pids() if mark in _environ(pid).split(b"\0")]
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                ended += 1
+        time.sleep(0.005)
+    return ended
+
+
+def _pids() -> list[int]:
+    own = os.getpid()
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
+    except OSError:
+        return []
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # ended, or another user's
+        return b""
 
 
 def say_ready(**facts: Any) -> None:

@@ -1,7 +1,7 @@
 """Rewards: one number per rollout, the same for all its samples.
 
 A reward is `async def score(rollout) -> float | dict[str, float]`, offered under the entry point
-group `rollout.rewards`; a plain function runs in a thread. A dict needs `reward_key`, which names
+group `rollout.rewards`; it runs in a thread of its own, as an agent does. A dict needs `reward_key`, which names
 the number that trains; the whole dict is kept in `reward_json`. With a configured reward the agent's
 own stays in the metadata; without one the agent's stands; without either the reward is null.
 A failed rollout has none, and nothing that is not a finite number ever becomes one.
@@ -21,9 +21,9 @@ import numpy as np
 from rollout.columns import dump_json
 from rollout.errors import Failure, RolloutFailure, describe
 from rollout.outcome import RolloutInput
-from rollout.parts import REWARDS, check_signature, load_part
+from rollout.parts import REWARDS, check_signature, is_built_in, load_part
 from rollout.sample import Sample
-from rollout.user_call import Overdue, call_user
+from rollout.user_call import Overdue, call_here, call_user, is_async
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +80,10 @@ async def score_rollout(rollout: Rollout, reward: Reward | None, *, timeout_s: f
         own = (rollout.agent_result or {}).get("reward")
         return Score() if own is None else Score(reward=_number(own, "the agent's reward"))
     try:
-        value = await call_user(reward.score, _copied(rollout), timeout_s=timeout_s)
+        call = call_here if is_built_in(reward.score) and is_async(reward.score) else call_user
+        value = await call(reward.score, _copied(rollout), timeout_s=timeout_s)
     except Overdue as error:
-        raise _failed(f"{reward.name} had not returned after {timeout_s:g} s") from error
+        raise _failed(f"{reward.name} had not returned after {timeout_s:g} s {error}".rstrip()) from error
     except Exception as error:
         raise _failed(f"{reward.name} raised {describe(error)}") from error
     return _read(value, reward)

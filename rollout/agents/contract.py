@@ -1,7 +1,9 @@
 """The agent contract: what an agent is given, what it may give back, and how it is run.
 
 An agent is `async def run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`,
-offered under the entry point group `rollout.agents`. A plain function runs in a thread.
+offered under the entry point group `rollout.agents`. Each call runs in a thread of its own, a coroutine
+in a loop of its own there (rollout.user_call): an agent that blocks holds up nobody else. The agents of
+this package, which do not block, run in the worker's loop.
 
 base_url        the session; OpenAI clients take it + "/v1", Anthropic clients as it is
 prompt          the row's messages
@@ -20,17 +22,19 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import orjson
 
+from rollout.agents.openai_client import close_connections
 from rollout.errors import BadInput, Failure, RolloutFailure, UnknownPart, describe
 from rollout.identity import SessionVersion
 from rollout.outcome import RolloutInput
-from rollout.parts import AGENTS, check_signature, declared, load_part
+from rollout.parts import AGENTS, check_signature, declared, is_built_in, load_part
 from rollout.session.client import OpenedSession
-from rollout.user_call import Overdue, call_user
+from rollout.user_call import Overdue, call_here, call_user, is_async
 
 FORM = "run(base_url, prompt, request_kwargs, metadata, **kwargs)"
 
@@ -43,37 +47,43 @@ _SENT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent:
-    """A loaded agent and what it declares."""
+    """A loaded agent and what it declares. `trusted`: it is known not to block, and needs no thread of its own."""
 
     name: str
     run: Callable[..., Any]
     needs: SessionVersion | None = None
+    trusted: bool = False
 
 
-def load_agent(name: str) -> Agent:
-    """The installed agent `name`.
+def load_agent(name: str, command: str | None = None) -> Agent:
+    """The installed agent `name`; `command` is the batch's agent_command.
 
     Raises:
         UnknownPart: it is not installed, cannot be loaded, takes other arguments or needs a session
             version that there is not.
+        BadConfig: it runs a command, and `command` is none that can be run.
     """
     function = load_part(AGENTS, name)
     part = f"agent {name!r}"
+    if declared(function, "takes_command"):
+        from rollout.agents.command import parse_command
+
+        return Agent(name=name, run=partial(function, command=parse_command(command)), trusted=True)
     check_signature(function, part, FORM, "", [], {}, {}, api_key="", tools=None, label=None)
     needs = declared(function, "needs")
     if needs is not None and needs not in get_args(SessionVersion):
         raise UnknownPart(f"{part} needs {needs!r}; the session versions are {', '.join(get_args(SessionVersion))}")
-    return Agent(name=name, run=function, needs=needs)
+    return Agent(name=name, run=function, needs=needs, trusted=is_built_in(function))
 
 
-def load_agents(names: Iterable[str], version: SessionVersion) -> dict[str, Agent]:
+def load_agents(names: Iterable[str], version: SessionVersion, command: str | None = None) -> dict[str, Agent]:
     """The agents of a batch by name, each once, checked before any rollout runs.
 
     Raises:
-        UnknownPart: as load_agent.
+        UnknownPart, BadConfig: as load_agent.
         BadInput: an agent needs another session version than the batch's.
     """
-    agents = {name: load_agent(name) for name in sorted(set(names))}
+    agents = {name: load_agent(name, command) for name in sorted(set(names))}
     for agent in agents.values():
         if agent.needs not in (None, version):
             raise BadInput(
@@ -112,8 +122,8 @@ async def run_agent(
     if max_seq_len is not None:
         metadata["max_seq_len"] = max_seq_len
     try:
-        result = await call_user(
-            agent.run,
+        result = await (call_here if agent.trusted else call_user)(
+            agent.run if agent.trusted else _closing(agent.run),
             session.base_url,
             copy.deepcopy(given.messages),
             request_kwargs(sampling),
@@ -125,9 +135,28 @@ async def run_agent(
         )
         return checked_result(result)
     except Overdue as error:
-        raise _failed("deadline", f"the agent was still running after {timeout_s:.3g} s") from error
+        raise _failed("deadline", f"the agent was still running after {timeout_s:.3g} s {error}".rstrip()) from error
+    except RolloutFailure as error:
+        if error.failure.type.startswith("agent_"):
+            raise
+        raise _failed("agent_error", describe(error)) from error
     except Exception as error:
         raise _failed("agent_timeout" if _timed_out(error) else "agent_error", describe(error)) from error
+
+
+def _closing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, closing its loop's connections at its end if it made any through openai_client."""
+    if not is_async(function):
+        return function
+
+    @wraps(function)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            await close_connections()
+
+    return run
 
 
 def checked_result(result: Any) -> dict[str, Any] | None:

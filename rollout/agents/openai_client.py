@@ -9,6 +9,8 @@ a dry run loads the agents and runs none.
 from __future__ import annotations
 
 import asyncio
+import ssl
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -36,10 +38,16 @@ def _pool() -> Pool:
     loop = asyncio.get_running_loop()
     if loop not in _pools:
         try:
-            _pools[loop] = DefaultAioHttpClient(timeout=None)
+            _pools[loop] = DefaultAioHttpClient(timeout=None, verify=_certificates())
         except RuntimeError:  # this release of openai needs an extra for it
-            _pools[loop] = DefaultAsyncHttpxClient(timeout=None)
+            _pools[loop] = DefaultAsyncHttpxClient(timeout=None, verify=_certificates())
     return _pools[loop]
+
+
+@lru_cache(maxsize=1)
+def _certificates() -> ssl.SSLContext:
+    """The trusted certificates, read once: a user's agent has a loop, and so a pool, of its own for each rollout."""
+    return ssl.create_default_context()
 
 
 async def close_connections() -> None:

@@ -28,6 +28,7 @@ from rollout.lake.publishing import batch_status, published_version, refuse_clos
 from rollout.lake.staging import create_plan, read_plan
 from rollout.rewards import load_reward
 from rollout.session.finishing import find_finisher
+from rollout.session.matching import find_matcher
 from rollout.session.picking import find_picker
 
 VISIBLE = ("published", "released")
@@ -131,9 +132,10 @@ def _check_parts(config: BatchConfig, agents: Sequence[str]) -> None:
         UnknownPart: one is not installed or cannot be loaded.
         BadInput: an agent needs another session version; BadConfig: an unknown chat format.
     """
-    load_agents(agents, config.session_version)
+    load_agents(agents, config.session_version, config.agent_command)
     if config.reward is not None:
         load_reward(config.reward, config.reward_key)
+    find_matcher(config.matcher)
     find_picker(config.picker)
     find_finisher(config.finisher)
     if config.renderer != BatchConfig.model_fields["renderer"].default:  # renderers takes a while to import

@@ -111,7 +111,7 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
         context = RunContext(
             config=config,
             sessions=sessions,
-            agents=load_agents(batch.plan.agents, config.session_version),
+            agents=load_agents(batch.plan.agents, config.session_version, config.agent_command),
             reward=None if config.reward is None else load_reward(config.reward, config.reward_key),
             engine=facts,
             slots=asyncio.Semaphore(config.concurrency),

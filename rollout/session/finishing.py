@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from rollout.errors import UnknownPart
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout.errors import SessionRefused
+from rollout.parts import FINISHERS, load_hook
+from rollout.sample import Sample
 from rollout.session.picking import LeafSample
 
 Finisher = Callable[[Sequence[LeafSample]], None]
-"""Changes the samples' masks in place; nothing else of them."""
+"""Clears entries of the samples' masks in place; whatever else it did to them is refused."""
 
 
 def train_once(leaves: Sequence[LeafSample]) -> None:
@@ -30,16 +36,33 @@ def train_once(leaves: Sequence[LeafSample]) -> None:
                 sample.loss_mask_R[max(0, start) : max(0, end)] = 0
 
 
-FINISHERS: dict[str, Finisher] = {"train_once": train_once}
-
-
 def find_finisher(name: str) -> Finisher:
-    """The finisher of this exact name.
+    """The installed finisher of this exact name (entry points of rollout.finishers, see rollout.parts), guarded.
 
     Raises:
-        UnknownPart: there is none.
+        UnknownPart: there is none, or it does not take the leaves.
     """
-    finisher = FINISHERS.get(name)
-    if finisher is None:
-        raise UnknownPart(f"finisher {name!r} is unknown: one of {', '.join(FINISHERS)}")
-    return finisher
+    finisher = load_hook(FINISHERS, name, "finish(leaves)", 1)
+
+    def guarded(leaves: Sequence[LeafSample]) -> None:
+        before = [_taken(leaf.sample) for leaf in leaves]
+        finisher(leaves)
+        for leaf, taken in zip(leaves, before, strict=True):
+            _check(leaf.sample, taken)
+
+    return guarded
+
+
+def _taken(sample: Sample) -> tuple[bytes, bytes, Any, int, NDArray[np.int8]]:
+    mask = sample.loss_mask_R.copy()
+    return sample.tokens_T.tobytes(), sample.rollout_log_probs_R.tobytes(), sample.status, sample.response_length, mask
+
+
+def _check(sample: Sample, before: tuple[bytes, bytes, Any, int, NDArray[np.int8]]) -> None:
+    """Only tokens that were sampled may train, with the ids and log-probs that they were sampled with."""
+    *same, mask = before
+    *now, new = _taken(sample)
+    if same != now:
+        raise SessionRefused(422, "finish hook must change the samples' masks and nothing else of them")
+    if new.dtype != mask.dtype or new.shape != mask.shape or not np.isin(new, (0, 1)).all() or (new > mask).any():
+        raise SessionRefused(422, "finish hook must only clear entries of the masks")

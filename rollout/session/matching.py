@@ -12,7 +12,7 @@ from decimal import Decimal
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, NoReturn
 
-from rollout.errors import UnknownPart
+from rollout.parts import MATCHERS, load_hook
 from rollout.tito.renderer import content_text
 
 Matcher = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
@@ -36,23 +36,13 @@ def role_content_only(stored: Mapping[str, Any], replayed: Mapping[str, Any]) ->
     return a == b or content_text(stored) == content_text(replayed)
 
 
-MATCHERS: dict[str, Matcher] = {
-    "strict": strict,
-    "loose_tool_call": loose_tool_call,
-    "role_content_only": role_content_only,
-}
-
-
 def find_matcher(name: str) -> Matcher:
-    """The matcher of this exact name.
+    """The installed matcher of this exact name (entry points of rollout.matchers, see rollout.parts).
 
     Raises:
-        UnknownPart: there is none.
+        UnknownPart: there is none, or it does not take two messages.
     """
-    matcher = MATCHERS.get(name)
-    if matcher is None:
-        raise UnknownPart(f"matcher {name!r} is unknown: one of {', '.join(MATCHERS)}")
-    return matcher
+    return load_hook(MATCHERS, name, "match(stored, replayed)", 2)
 
 
 def _same_message(

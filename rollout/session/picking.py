@@ -1,6 +1,7 @@
 """Which leaves of a v2 session become samples. Pure selection: a picker returns some of what it got.
 
-Order matters: the first sample is the main one.
+Order matters: the first sample is the main one. A user's own picker is a function of the leaves alone:
+what it returns for the same leaves is the same, or the batch's replay differs and is not published.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rollout.errors import SessionRefused, UnknownPart
+from rollout.errors import SessionRefused
+from rollout.parts import PICKERS, load_hook
 from rollout.sample import Sample
 from rollout.session.node import Node
 
@@ -41,19 +43,13 @@ def keep_all(leaves: Sequence[LeafSample]) -> list[LeafSample]:
     return _main_first(leaves)
 
 
-PICKERS: dict[str, Picker] = {"drop_retries": drop_retries, "keep_all": keep_all}
-
-
 def find_picker(name: str) -> Picker:
-    """The picker of this exact name.
+    """The installed picker of this exact name (entry points of rollout.pickers, see rollout.parts).
 
     Raises:
-        UnknownPart: there is none.
+        UnknownPart: there is none, or it does not take the leaves.
     """
-    picker = PICKERS.get(name)
-    if picker is None:
-        raise UnknownPart(f"picker {name!r} is unknown: one of {', '.join(PICKERS)}")
-    return picker
+    return load_hook(PICKERS, name, "pick(leaves)", 1)
 
 
 def pick(name: str, leaves: Sequence[LeafSample]) -> list[LeafSample]:

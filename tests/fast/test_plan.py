@@ -182,6 +182,7 @@ def test_the_config_hash_changes_with_what_decides_rows_and_with_nothing_else():
         "skip_bad_prompts": True,
         "n_samples_per_prompt": 3,
         "agent": "x",
+        "agent_command": "x",
         "reward": None,
         "reward_key": "k",
         "session_version": "v1",

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.errors import UnknownPart
-from rollout.session.matching import MATCHERS, find_matcher, loose_tool_call, role_content_only, strict
+from rollout.session.matching import find_matcher, loose_tool_call, role_content_only, strict
+
+MATCHERS = [strict, loose_tool_call, role_content_only]
 
 
 def assistant(arguments: Any = '{"a": 1, "b": 2}', **more: Any) -> dict[str, Any]:
@@ -20,7 +22,7 @@ def assistant(arguments: Any = '{"a": 1, "b": 2}', **more: Any) -> dict[str, Any
 def test_g02_null_empty_text_and_no_calls_are_one_in_every_matcher() -> None:
     stored = {"role": "assistant", "content": "", "reasoning_content": ""}
     replayed = {"role": "assistant", "content": None, "tool_calls": [], "reasoning_content": None}
-    for matcher in MATCHERS.values():
+    for matcher in MATCHERS:
         assert matcher(stored, replayed)
         assert matcher(replayed, stored)
 
@@ -28,12 +30,12 @@ def test_g02_null_empty_text_and_no_calls_are_one_in_every_matcher() -> None:
 def test_g02_the_index_of_a_call_is_not_compared() -> None:
     replayed = assistant()
     replayed["tool_calls"][0]["index"] = 0
-    assert all(matcher(assistant(), replayed) for matcher in MATCHERS.values())
+    assert all(matcher(assistant(), replayed) for matcher in MATCHERS)
 
 
 def test_content_as_text_parts_equals_the_joined_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert all(m({"role": "user", "content": "ab"}, {"role": "user", "content": parts}) for m in MATCHERS.values())
+    assert all(m({"role": "user", "content": "ab"}, {"role": "user", "content": parts}) for m in MATCHERS)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +47,12 @@ def test_content_as_text_parts_equals_the_joined_text() -> None:
     ],
 )
 def test_role_and_every_character_of_content_count_in_all(stored: Any, replayed: Any) -> None:
-    assert not any(matcher(stored, replayed) for matcher in MATCHERS.values())
+    assert not any(matcher(stored, replayed) for matcher in MATCHERS)
 
 
 def test_reasoning_counts_unless_only_role_and_content_do() -> None:
     stored, replayed = assistant(reasoning_content="x"), assistant(reasoning_content="y")
-    assert [False, False, True] == [matcher(stored, replayed) for matcher in MATCHERS.values()]
+    assert [False, False, True] == [matcher(stored, replayed) for matcher in MATCHERS]
 
 
 def test_tool_call_id_of_a_result_is_compared_by_none() -> None:
@@ -110,8 +112,9 @@ def test_strict_wants_the_arguments_as_spelled() -> None:
 
 
 def test_an_unknown_matcher_is_refused_by_name() -> None:
-    with pytest.raises(UnknownPart, match="'Strict' is unknown"):
+    with pytest.raises(UnknownPart, match=r"no matcher 'Strict' is installed .*loose_tool_call, role_.*, strict"):
         find_matcher("Strict")
+    assert MATCHERS == [find_matcher(name) for name in ("strict", "loose_tool_call", "role_content_only")]
 
 
 _argument = st.none() | st.sampled_from(["", "{}", '{"a": 1}', '{"a":1}', '{"a": 1.0}', '{"a": true}', "x", "[1]"])
@@ -132,4 +135,4 @@ def _messages(draw: st.DrawFn) -> dict[str, Any]:
 @given(_messages(), _messages())
 def test_each_matcher_accepts_all_that_the_stricter_one_does(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert strict(a, b) <= loose_tool_call(a, b) <= role_content_only(a, b)
-    assert all(matcher(a, a) for matcher in MATCHERS.values())
+    assert all(matcher(a, a) for matcher in MATCHERS)

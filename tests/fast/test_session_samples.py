@@ -200,7 +200,7 @@ def test_a_picker_that_makes_up_samples_is_422(monkeypatch: pytest.MonkeyPatch) 
         lambda leaves: [*leaves, *leaves],
         lambda leaves: [picking.LeafSample(x.path, x.sample) for x in leaves],
     ):
-        monkeypatch.setitem(picking.PICKERS, "drop_retries", bad)
+        monkeypatch.setattr(picking, "find_picker", lambda name, bad=bad: bad)
         with pytest.raises(SessionRefused, match="pick hook must return a subset") as refused:
             talk.session.samples()
         assert 422 == refused.value.status
@@ -210,7 +210,7 @@ def test_a_picker_that_raises_is_422_with_its_words(monkeypatch: pytest.MonkeyPa
     def raising(leaves: Any) -> Any:
         raise KeyError("boom")
 
-    monkeypatch.setitem(picking.PICKERS, "drop_retries", raising)
+    monkeypatch.setattr(picking, "find_picker", lambda name: raising)
     text = r"session sample hook failed \(picker=drop_retries, postprocessor=train_once\): 'boom'"
     with pytest.raises(SessionRefused, match=text):
         two_turns("v2").session.samples()
