@@ -12,7 +12,8 @@ RolloutLakeError
 ├── SessionRefused               a request that a session server refuses (HTTP status and text)
 ├── SessionUnreachable           the session server gave no answer
 ├── EngineError                  the engine failed, is gone, or answered nonsense
-│   └── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
+│   ├── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
+│   └── EngineFailed             the engine answered 5xx: a repeat may help
 ├── FailedInARow                 max_failed_in_a_row rollouts failed one after another
 ├── StagedChanged                a staged file no longer has its manifest's digest
 ├── BatchIncomplete              planned shards are missing
@@ -100,19 +101,23 @@ class BatchClosed(BadInput):
 class SessionRefused(RolloutLakeError):
     """A session server's refusal: HTTP `status`, OpenAI error `type` and `code`, and whether a repeat may help."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, retry: bool = False) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, retry: bool = False, engine: bool = False
+    ) -> None:
+        """`engine`: the status is the engine's own failure, passed on."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.retry = retry
+        self.engine = engine
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_refusal, (self.status, self.message, self.code, self.retry))
+        return (_rebuild_refusal, (self.status, self.message, self.code, self.retry, self.engine))
 
 
-def _rebuild_refusal(status: int, message: str, code: str | None, retry: bool) -> SessionRefused:
-    return SessionRefused(status, message, code=code, retry=retry)
+def _rebuild_refusal(status: int, message: str, code: str | None, retry: bool, engine: bool) -> SessionRefused:
+    return SessionRefused(status, message, code=code, retry=retry, engine=engine)
 
 
 class SessionUnreachable(RolloutLakeError):
@@ -137,6 +142,18 @@ class EngineRefused(EngineError):
 
 class FailedInARow(RolloutLakeError):
     """So many rollouts failed one after another that the batch ends early; it can be gone on with."""
+
+
+class EngineFailed(EngineError):
+    """The engine answered with a 5xx of its own; a repeat of the same request may help."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"the engine answered {status}: {body[:300].decode(errors='replace')}")
+        self.status = status
+        self.body = body
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (EngineFailed, (self.status, self.body))
 
 
 class StagedChanged(RolloutLakeError):

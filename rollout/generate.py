@@ -35,7 +35,7 @@ from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.rewards import Reward, Rollout, score_rollout
 from rollout.sample import Sample
 from rollout.session.client import CollectedSamples, OpenedSession, SessionClient
-from rollout.session.tape import Tape
+from rollout.session.tape import ENGINE_PREFIX, Tape
 
 log = logging.getLogger(__name__)
 
@@ -236,12 +236,14 @@ async def _delete(run: RunContext, session_id: str) -> None:
 def _assign(last: Attempted) -> None:
     """Say whose fault a failed or empty attempt was, by the session's record of refused requests."""
     outcome, refused = last.outcome, last.tape.refused if last.tape else {}
+    passed_on = tuple(status for status in refused if status.startswith(ENGINE_PREFIX))
     failure = outcome.failure
     silent = failure is None and not last.collected.samples and outcome.empty_reason != "all_truncated"
     if not silent and (failure is None or failure.type not in ("agent_error", "agent_exit")):
         return
     for statuses, kind in _FAULTS:
-        found = [status for status in statuses if refused.get(status)]
+        wanted = (*passed_on, *statuses) if kind == "engine_error" else statuses
+        found = [status for status in wanted if refused.get(status)]
         if found:
             counts = ", ".join(f"{refused[status]} turns answered {status}" for status in found)
             message = f"{counts}; {failure.message}" if failure else f"{counts}; the agent returned without a turn"

@@ -65,10 +65,10 @@ class FaultySessions:
         assert request.headers["Authorization"] == f"Bearer key-{number}"
         fault = self.script(number, session.asked)
         session.asked += 1
-        if isinstance(fault, int):
+        if isinstance(fault, (int, str)):
             session.refused[str(fault)] = session.refused.get(str(fault), 0) + 1
             error = {"message": f"fault {fault}", "type": "fault", "code": None}
-            return web.json_response({"error": error}, status=fault)
+            return web.json_response({"error": error}, status=int(str(fault).removeprefix("engine_")))
         if fault is not None:
             await asyncio.sleep(fault)
         session.turns += 1

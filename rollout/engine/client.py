@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from rollout.errors import EngineError, EngineRefused
+from rollout.errors import EngineError, EngineFailed, EngineRefused
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """SGLang's router sends requests with one key to one worker: a session's prefix stays cached there."""
@@ -32,6 +32,7 @@ class EngineClient:
 
         Raises:
             EngineRefused: a 4xx, with its status and body.
+            EngineFailed: a 5xx, likewise.
             EngineError: unreachable, connection lost, deadline passed (the generation is aborted),
                 another status, or an answer that is no JSON object.
         """
@@ -89,6 +90,8 @@ class EngineClient:
             raise EngineError(f"{url} failed: {type(error).__name__}: {error}") from error
         if 400 <= response.status < 500:
             raise EngineRefused(response.status, body)
+        if response.status >= 500:
+            raise EngineFailed(response.status, body)
         if response.status != 200:
             raise EngineError(f"{url} answered {response.status}: {body[:300].decode(errors='replace')}")
         return body

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import orjson
 
 from rollout.engine.generation import Generation, read_generation
-from rollout.errors import EngineError, EngineRefused, SessionRefused
+from rollout.errors import EngineError, EngineFailed, EngineRefused, SessionRefused
 from rollout.session.live import LiveSession
 from rollout.session.metrics import Metrics
 from rollout.session.session import CONTEXT_CODE
@@ -46,8 +46,8 @@ class Chat:
         """The chat.completion for `body`; the session has one more turn then.
 
         Raises:
-            SessionRefused: refused here, by the engine (its status), or the engine failed (502). The
-                session is as it was.
+            SessionRefused: refused here or by the engine, or the engine failed: its own status, or 502
+                where it gave none or its answer is no generation. The session is as it was.
         """
         turn = live.session.begin(body, requested_at=datetime.now(UTC))
         self._count_request(turn)
@@ -79,6 +79,9 @@ class Chat:
         except EngineRefused as error:
             self._metrics.add("engine_failures_total")
             raise _engine_refusal(error) from error
+        except EngineFailed as error:
+            self._metrics.add("engine_failures_total")
+            raise SessionRefused(error.status, str(error), retry=True, engine=True) from error
         except EngineError as error:
             self._metrics.add("engine_failures_total")
             raise SessionRefused(502, f"the engine failed: {error}") from error

@@ -40,7 +40,7 @@ from rollout.session.opening import read_settings
 from rollout.session.request import check_text
 from rollout.session.session import open_session
 from rollout.session.settings import SessionSettings
-from rollout.session.tape import tape_to_table
+from rollout.session.tape import ENGINE_PREFIX, tape_to_table
 from rollout.session.views import records_view
 from rollout.tito.renderer import Tito
 from rollout.tito.tokenizer import Tokenizer
@@ -108,7 +108,7 @@ class SessionServer:
         try:
             return await handler(request)
         except SessionRefused as refusal:
-            self._count_refusal(request, refusal.status)
+            self._count_refusal(request, refusal.status, engine=refusal.engine)
             return answer_refusal(refusal)
         except web.HTTPException as error:
             self._count_refusal(request, error.status)
@@ -117,11 +117,11 @@ class SessionServer:
             log.exception("%s %s failed", request.method, request.path)
             return answer_error(500, "internal error; the server's log says more")
 
-    def _count_refusal(self, request: web.Request, status: int) -> None:
+    def _count_refusal(self, request: web.Request, status: int, *, engine: bool = False) -> None:
         self._metrics.add("refused_total", label=f'status="{status}"')
         live: LiveSession | None = request.get("live")
         if live is not None:
-            live.refused[str(status)] += 1
+            live.refused[f"{ENGINE_PREFIX}{status}" if engine else str(status)] += 1
 
     def _driver(self, request: web.Request) -> LiveSession:
         return self._sessions.for_driver(request.match_info["session_id"], _tokens(request))

@@ -47,6 +47,8 @@ from rollout.sample import WeightSpan
 from rollout.session.settings import SessionSettings
 from rollout.tape_columns import TAPE_SCHEMA
 
+ENGINE_PREFIX = "engine_"
+
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Exchange:
@@ -81,7 +83,10 @@ class Exchange:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Tape:
-    """A session as it can be replayed: settings, exchanges by `seq`, and what was refused, by HTTP status."""
+    """A session as it can be replayed: settings, exchanges by `seq`, and what was refused, by HTTP status.
+
+    An engine's own 5xx that was passed on counts under ENGINE_PREFIX and the status.
+    """
 
     session_id: str
     settings: SessionSettings

@@ -270,7 +270,6 @@ async def test_g24_what_the_engine_must_not_answer_is_502_and_changes_nothing(st
     answers = [
         web.Response(body=nan, content_type="application/json"),
         web.Response(body=b"{}", content_type="application/json"),
-        web.Response(status=500, body=b"boom"),
     ]
     for given in answers:
 
@@ -285,6 +284,22 @@ async def test_g24_what_the_engine_must_not_answer_is_502_and_changes_nothing(st
     assert before == (await stage.ask("GET", session))[1]
     stage.engine.answer = None
     assert 200 == (await stage.chat(session, user("hi")))[0]
+
+
+async def test_g59_the_engines_own_failure_keeps_its_status_and_sdks_may_repeat_it(stage: Stage) -> None:
+    session, _ = await stage.open()
+
+    async def boom(request: dict[str, Any]) -> web.Response:
+        return web.Response(status=503, body=b"boom")
+
+    stage.engine.answer = boom
+    status, body, headers = await stage.chat(session, user("hi"))
+    assert (503, "the engine answered 503: boom", None) == (
+        status,
+        body["error"]["message"],
+        headers.get("x-should-retry"),
+    )
+    assert [] == (await stage.ask("GET", session))[1]["records"]
 
 
 async def test_the_engines_own_refusal_keeps_status_and_words(stage: Stage) -> None:

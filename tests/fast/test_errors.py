@@ -40,6 +40,7 @@ def test_every_error_says_when_it_is_raised_and_survives_a_process_boundary():
     samples = {
         errors.SessionRefused: (409, "text"),
         errors.EngineRefused: (400, b"body"),
+        errors.EngineFailed: (503, b"body"),
         errors.RolloutFailure: (errors.Failure(type="deadline", message="m"),),
     }
     for name, kind in inspect.getmembers(errors, inspect.isclass):

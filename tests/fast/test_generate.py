@@ -123,7 +123,7 @@ async def test_an_engine_fault_gets_another_attempt_with_another_session_and_see
 
 async def test_an_engine_that_never_answers_is_a_typed_failure_never_a_zero():
     """G16: the engine answers 500 to every request of one rollout."""
-    fake = FaultySessions(script=lambda session, request: 502)
+    fake = FaultySessions(script=lambda session, request: "engine_500")
     result = await play(fake, asking(1), reward=load_reward("exact_answer"), max_attempts=3)
     kind, message = failure(result)
     assert ("engine_error", 3, Status.FAILED, 2) == (
@@ -132,7 +132,7 @@ async def test_an_engine_that_never_answers_is_a_typed_failure_never_a_zero():
         result.samples[0].status,
         result.outcome.attempt,
     )
-    assert message.startswith("1 turns answered 502; InternalServerError: ")
+    assert message.startswith("1 turns answered engine_500; InternalServerError: ")
 
 
 async def test_an_agent_that_swallows_the_engines_fault_and_has_no_turn_is_an_engine_error_too():
