@@ -31,8 +31,9 @@ from rollout.process import die_with_parent
 from rollout.tito.renderer import Tito
 from rollout.tito.tokenizer import load_tokenizer
 
-PROCESSES = 2
-"""Processes that replay tapes; replay is pure Python, so threads would take turns."""
+PROCESSES = max(1, min(2, (os.cpu_count() or 1) - 1))
+"""Processes that replay tapes; replay is pure Python, so threads would take turns. Each takes 2 s of CPU
+to start, and one keeps up with an embedded engine on the other core many times over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,10 +29,10 @@ def run_flow(marks: Marks, arguments: list[str]) -> None:
     """The command as a user starts it; functions are wrapped in clocks, none is replaced."""
     import flows.server
     import rollout.batch.progress
+    import rollout.batch.shard
     import rollout.batch.worker
     from rollout.__main__ import main
 
-    marks["stage_wall"], marks["stage_cpu"] = [], []
     real_api, real_watch = flows.server.prefect_api, rollout.batch.progress.watch
 
     def watch(progress: Any) -> None:
@@ -51,7 +52,8 @@ def run_flow(marks: Marks, arguments: list[str]) -> None:
 
     rollout.batch.progress.watch = watch
     flows.server.prefect_api = prefect_api
-    rollout.batch.worker.stage_shard = _clocked_stage(marks, rollout.batch.worker.stage_shard)
+    rollout.batch.shard._make_rows = _clocked(marks, "rows", rollout.batch.shard._make_rows)
+    rollout.batch.worker.stage_shard = _clocked(marks, "stage", rollout.batch.worker.stage_shard)
     sys.argv = ["rollout", "run", *arguments]
     try:
         main()
@@ -88,16 +90,22 @@ def _clock_flow(marks: Marks) -> None:
     tasks.engine.open_worker, tasks.publish._publish = open_worker, publish
 
 
-def _clocked_stage(marks: Marks, real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def stage_shard(*args: Any, **kwargs: Any) -> Any:
-        wall, cpu = time.monotonic(), time.thread_time()
-        manifest = real(*args, **kwargs)
-        marks["stage_wall"].append(time.monotonic() - wall)
-        marks["stage_cpu"].append(time.thread_time() - cpu)
-        return manifest
+def _clocked(marks: Marks, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    """`real`, which runs in threads, with the wall and CPU seconds of all its calls added up in `marks`."""
+    lock = Lock()
+    marks[f"{name}_wall"] = marks[f"{name}_cpu"] = 0.0
 
-    return stage_shard
+    @functools.wraps(real)
+    def clocked(*args: Any, **kwargs: Any) -> Any:
+        wall, cpu = time.monotonic(), time.thread_time()
+        value = real(*args, **kwargs)
+        wall, cpu = time.monotonic() - wall, time.thread_time() - cpu
+        with lock:
+            marks[f"{name}_wall"] += wall
+            marks[f"{name}_cpu"] += cpu
+        return value
+
+    return clocked
 
 
 def run_bare(marks: Marks, arguments: list[str]) -> None:

@@ -46,7 +46,7 @@ def test_the_flow_against_the_same_rollouts_driven_bare(tmp_path):
         bare, flow = _bare(folder, options), _flow(folder, options)
         assert [] == same_rows(_published(folder / "lake"), _rows(folder / "samples.arrow"))
         pairs.append((flow, bare))
-    _report(pairs, _prefect(tmp_path))
+    _report(pairs, _prefect(folder))
 
 
 def _flow(folder: Path, options: dict[str, Any]) -> tuple[Figures, Figures]:
@@ -74,10 +74,11 @@ def _flow(folder: Path, options: dict[str, Any]) -> tuple[Figures, Figures]:
         **_cpu(usage),
         "Prefect's start": sum(start.values()),
         "Prefect's start, driver": start[DRIVER],
-        "stage": sum(marks["stage_cpu"]),
+        "rows": marks["rows_cpu"],
+        "stage": marks["stage_cpu"],
         "publish": marks["publish_cpu"],
     }
-    return {**wall, "stage (in threads)": sum(marks["stage_wall"]), "turns": marks["turns"]}, cpu
+    return {**wall, "turns": marks["turns"]}, cpu
 
 
 def _bare(folder: Path, options: dict[str, Any]) -> tuple[Figures, Figures]:
@@ -99,6 +100,7 @@ def _bare(folder: Path, options: dict[str, Any]) -> tuple[Figures, Figures]:
 
 
 def _prefect(folder: Path) -> Figures:
+    """Prefect with empty tasks, on the database that the flow left."""
     usage, marks = _run("prefect", folder, [str(-(-ROLLOUTS // SHARD_SIZE))])
     spent = usage.by_role(marks["prefect_started"], marks["prefect_ended"])
     return {
@@ -113,7 +115,7 @@ def _run(side: str, folder: Path, arguments: list[str]) -> tuple[Usage, Marks]:
     marks = folder / f"{side}.json"
     # No Prefect of the user's own, whatever the machine has.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"ROLLOUT_HOME": str(folder / f"{side}-state"), "PREFECT_HOME": str(folder / "no-profile")}
+    env |= {"ROLLOUT_HOME": str(folder / "state"), "PREFECT_HOME": str(folder / "no-profile")}
     usage = run_measured(
         [sys.executable, str(SIDES), side, str(marks), *arguments], env=env, log=folder / f"{side}.log"
     )
@@ -167,7 +169,7 @@ def _report(pairs: list[tuple[tuple[Figures, Figures], tuple[Figures, Figures]]]
                 ["part", "CPU s", "share of bare's CPU", "wall s where it runs alone"],
                 [(name, cpu, f"{100 * cpu / bare_cpu['all']:.1f} %", wall) for name, (cpu, wall) in parts.items()],
             ),
-            _sides("wall s", ["phase", "flow", "bare"], flow_wall, bare_wall, ("turns", "stage (in threads)")),
+            _sides("wall s", ["phase", "flow", "bare"], flow_wall, bare_wall, ("turns",)),
             _sides("CPU s", ["process", "flow", "bare"], flow_cpu, bare_cpu, tuple(_INSIDE)),
         ]
     )
@@ -177,7 +179,8 @@ def _report(pairs: list[tuple[tuple[Figures, Figures], tuple[Figures, Figures]]]
     publish("flow", text, {**facts, "prefect_alone": prefect})
 
 
-_INSIDE = ("Prefect's start", "Prefect's start, driver", "stage", "publish")
+LAKE = ("rows", "stage", "publish")
+_INSIDE = ("Prefect's start", "Prefect's start, driver", *LAKE)
 """CPU figures that lie inside a process's own."""
 
 
@@ -188,7 +191,7 @@ def _parts(wall: Figures, cpu: Figures, bare_cpu: Figures, prefect: Figures) -> 
     client's, the command's and the summary's.
     """
     server = cpu["Prefect server"] + cpu["Prefect's start, driver"] - cpu["Prefect's start"]
-    client = cpu[DRIVER] - bare_cpu[DRIVER] - cpu["Prefect's start, driver"] - cpu["stage"] - cpu["publish"]
+    client = cpu[DRIVER] - bare_cpu[DRIVER] - cpu["Prefect's start, driver"] - sum(cpu[name] for name in LAKE)
     return {
         "Prefect's start (apart)": (cpu["Prefect's start"], wall["Prefect's start"]),
         "Prefect server": (server, None),
@@ -198,6 +201,7 @@ def _parts(wall: Figures, cpu: Figures, bare_cpu: Figures, prefect: Figures) -> 
             prefect["wall"] + prefect["end"],
         ),
         "parity (checkers)": (cpu["checkers"], wall["last shards' staging and checks"]),
+        "lake: rows and spool": (cpu["rows"], None),
         "lake: stage": (cpu["stage"], None),
         "lake: publish": (cpu["publish"], wall["publish"]),
     }
