@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from rollout.batch.prepare import Batch, RunOrigin, prepare
@@ -72,13 +74,22 @@ def _show_ending(result: dict[str, Any]) -> None:
     batch_id = result["batch_id"]
     lake = "" if result["lake"] == _default_lake() else f" --lake {result['lake']}"
     print(f"{'published':<16} {batch_id}, version {result['version']} of {result['lake']}/tables/samples")
+    rollout, python = (_as_typed(Path(sys.executable).with_name(name)) for name in ("rollout", "python"))
     print("\nNext:")
-    print(f"  rollout show {batch_id}{lake}")
-    print(f"  rollout parity {batch_id}{lake}")
+    print(f"  {rollout} show {batch_id}{lake}")
+    print(f"  {rollout} parity {batch_id}{lake}")
     code = (
         f'from rollout.lake import scan_samples; print(scan_samples("{result["lake"]}", batch="{batch_id}").collect())'
     )
-    print(f"  python -c '{code}'")
+    print(f"  {python} -c '{code}'")
+
+
+def _as_typed(program: Path) -> str:
+    """How to type a program of this environment: its name where PATH finds it, else its path from here."""
+    if shutil.which(program.name) == str(program):
+        return program.name
+    here = Path.cwd()
+    return str(program.relative_to(here) if program.is_relative_to(here) else program)
 
 
 def _default_lake() -> str:
