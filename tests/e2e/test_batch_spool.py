@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def test_no_finished_rollout_is_run_twice(
         run = quick_rollout.start(*command)
         wait_for_calls(run, proxy, len(proxy.seen) + rng.randint(apart // 2, apart))
         assert run.process.poll() is None, run.wait().stderr
-        run.kill()
+        run.end(signal.SIGKILL)
         assert [] == run.left_over()
         staged, spooled = finished_indexes(lake, quick_rollout.home)
         moments.append((len(proxy.seen), staged | spooled))

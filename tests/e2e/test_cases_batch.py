@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import signal
 import time
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import aiohttp
 import pytest
@@ -217,7 +219,7 @@ def test_g18_a_prompt_three_times_in_the_file_killed_after_one_makes_exactly_the
         end = time.monotonic() + 120
         while len(proxy.seen) < 2 and time.monotonic() < end:
             time.sleep(0.01)
-        run.kill()
+        run.end(signal.SIGKILL)
         assert [] == run.left_over()
         quick_rollout.succeeds(*command)
     seeds = [request["sampling_params"]["sampling_seed"] for request in proxy.seen]
@@ -229,6 +231,7 @@ def test_g18_a_prompt_three_times_in_the_file_killed_after_one_makes_exactly_the
 
 RAISES = """
 import os
+import signal
 
 from rollout.agents.single_turn import run as mended
 
@@ -268,6 +271,8 @@ def test_g17_an_agent_that_raises_on_every_input_ends_the_batch_early_and_its_ro
     assert 1 == done.stderr.count(said) == done.stderr.count("boom"), done.stderr
     assert "`rollout run --batch-id raises` goes on" in done.stderr and "Traceback" not in done.stderr
 
+    assert "FAILED" == last_flow_run(quick_rollout.environment["PREFECT_API_URL"])["state_type"]
+
     failed = kept_rows(lake, quick_rollout.home)
     assert 6 <= len(failed) < 24 and {"agent_error"} == set(failed.values())
     assert batch_status(LakePaths(lake), "raises") is None
@@ -277,6 +282,14 @@ def test_g17_an_agent_that_raises_on_every_input_ends_the_batch_early_and_its_ro
     rows = scan_samples(lake, batch="raises").collect()
     assert 24 == rows.height
     assert failed == {row["index"]: row["failure"]["type"] for row in rows.to_dicts() if row["failure"]}
+
+
+def last_flow_run(api: str) -> dict:
+    body = json.dumps({"sort": "START_TIME_DESC", "limit": 1}).encode()
+    request = Request(f"{api}/flow_runs/filter", data=body, headers={"Content-Type": "application/json"})
+    with urlopen(request, timeout=10) as reply:
+        (run,) = json.load(reply)
+    return run
 
 
 def kept_rows(lake: Path, home: Path) -> dict[int, str]:
