@@ -13,7 +13,7 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Any, NoReturn
 
 from rollout.parts import MATCHERS, load_hook
-from rollout.tito.renderer import content_text
+from rollout.tito.content import content_text
 
 Matcher = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 

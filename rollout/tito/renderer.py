@@ -17,6 +17,7 @@ from renderers.configs import config_from_name
 
 from rollout.errors import BadConfig
 from rollout.tito.arguments import read_arguments
+from rollout.tito.content import content_text
 from rollout.tito.control import ControlText
 from rollout.tito.parsing import ParsedMessage, parse
 from rollout.tito.tokenizer import Tokenizer
@@ -281,14 +282,6 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     return {**call, "function": {**function, "arguments": read_arguments(function["arguments"])}}
-
-
-def content_text(message: Mapping[str, Any]) -> str:
-    """A message's content as one text: a list of text parts equals the joined text, null the empty one."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "".join(part["text"] for part in content) if content else ""
 
 
 def _open_length(rendered: RenderedTokens) -> int:
