@@ -138,6 +138,17 @@ def parity(
         raise typer.Exit(1)
 
 
+@app.command()
+def agents(as_json: AsJson = False) -> None:
+    """List the installed agents, rewards, pickers, finishers and matchers, and what keeps one from loading.
+
+    They are entry points of installed packages, yours as well as ours: see examples/own_agent.
+    """
+    from flows import look
+
+    look.show_installed(as_json=as_json)
+
+
 @session.command()
 def serve(
     engine: Annotated[str, typer.Option(help="URL of the engine (SGLang's /generate).")],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from typing import Any
 
 import polars as pl
@@ -91,6 +93,23 @@ def show_parity(lake: str, batch_id: str, *, limit: int, as_json: bool) -> bool:
     if len(differing) > limit:
         print(f"... and {len(differing) - limit} more (--limit)")
     return bool(differing)
+
+
+def show_installed(*, as_json: bool) -> None:
+    """List the installed parts; those that cannot be used come last, each with its reason."""
+    from rollout.installed import installed_parts  # imports every part's module, which takes a while
+
+    with contextlib.redirect_stdout(sys.stderr):  # what the users' modules print when they are imported
+        parts = installed_parts()
+    if as_json:
+        return _print_json({"parts": [part.to_json() for part in parts]})
+    columns = ["kind", "name", "package", "target", "needs"]
+    usable = [part for part in parts if part.problem is None]
+    lines = [[_cell(getattr(part, name)) for name in columns] for part in usable]
+    _print_table(columns, lines, of=len(lines))
+    for part in parts:
+        if part.problem is not None:
+            print(f"\ncannot be used: {part.problem}")
 
 
 def _print_reasons(rows: pl.DataFrame) -> None:

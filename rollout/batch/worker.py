@@ -11,6 +11,7 @@ from typing import Any
 
 from rollout import __version__
 from rollout.agents.contract import load_agents
+from rollout.batch.output import contained_output
 from rollout.batch.plan import shard_inputs, shard_refusals
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress
@@ -25,6 +26,7 @@ from rollout.errors import BadConfig, EngineError, SessionRefused
 from rollout.generate import RolloutResult, RunContext, session_settings
 from rollout.lake.manifest import Manifest
 from rollout.lake.staging import stage_shard
+from rollout.reaper import watch_this_process
 from rollout.rewards import load_reward
 from rollout.session.client import SessionClient
 
@@ -95,7 +97,7 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
     """Engine and session server for `batch`, both ended when the block is left.
 
     Args:
-        logs: folder for the children's stderr.
+        logs: folder for the children's stderr and for what agents print.
         spools: folder on a local disk for the finished rollouts of shards that are not staged yet.
 
     Raises:
@@ -103,6 +105,7 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
         ChildFailed: a child did not start.
     """
     config = batch.config
+    watch_this_process()
     async with (
         _engine(config, logs) as (url, facts, alive),
         session_server(url, batch.tokenizer, config, log=logs / "session.log") as sessions,
@@ -116,7 +119,8 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
             engine=facts,
             slots=asyncio.Semaphore(config.concurrency),
         )
-        yield Worker(batch, context, alive, spools)
+        with contained_output(logs / "agents.log"):
+            yield Worker(batch, context, alive, spools)
 
 
 @asynccontextmanager

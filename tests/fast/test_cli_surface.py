@@ -71,7 +71,7 @@ def test_only_what_was_given_is_given():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--help"], ["run", "show", "parity", "session", "Examples", "ROLLOUT_HOME", "PREFECT_API_URL"]),
+        (["--help"], ["run", "show", "parity", "agents", "session", "Examples", "ROLLOUT_HOME", "PREFECT_API_URL"]),
         (["run", "--help"], ["--n-samples-per-prompt", "Examples", "--dry-run", "[default: (0.95)]", "ROLLOUT_HOME"]),
         (["show", "--help"], ["--sample", "--group", "Examples"]),
         (["parity", "--help"], ["differ", "--json"]),
@@ -86,7 +86,7 @@ def test_help_names_what_there_is(arguments: list[str], expected: list[str]):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["run", "--help"], ["run", "--dry-run"], ["show"], ["show", "mine"], ["parity", "mine"]],
+    [["--help"], ["run", "--help"], ["run", "--dry-run"], ["show"], ["show", "mine"], ["parity", "mine"], ["agents"]],
     ids=" ".join,
 )
 def test_commands_that_start_no_flow_import_neither_prefect_nor_torch(arguments: list[str], tmp_path: Path):

@@ -1,0 +1,1 @@
+"""An agent and a reward of your own for rollout-lake."""
