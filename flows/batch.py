@@ -28,7 +28,7 @@ from rollout.lake.staging import staged_shards
 from tasks.engine import SPOOLS, start_worker
 from tasks.parity import check_shard, parity_failure
 from tasks.plan import plan_batch, write_plan
-from tasks.publish import publish, quarantine
+from tasks.publish import Manifests, publish, quarantine
 from tasks.report import progress_artifact, report
 from tasks.rollout import roll_out_shard
 
@@ -40,15 +40,17 @@ async def rollout_batch(**options: Any) -> dict[str, Any]:
     if batch.visible is not None:
         return _result(batch, "published", batch.visible, already=True)
     async with progress_artifact(progress):
-        parity, summary = join_checks(await _shards(batch, progress))
+        checks = await _shards(batch, progress)
+    parity, summary = join_checks(checks)
+    manifests = {check.manifest.shard: check.manifest for check in checks}
     progress.summary = summary
     failure = parity_failure(batch, parity)
     if failure is not None:
-        await _hold_back(batch, parity, summary, failure, time.monotonic() - started)
+        await _hold_back(batch, manifests, parity, summary, failure, time.monotonic() - started)
         raise failure
     progress.phase = "publishing"
     row = _row(batch, summary, "published", time.monotonic() - started)
-    published = await publish(batch, parity, row)
+    published = await publish(batch, manifests, parity, row)
     await report(batch, summary, f"Published as version {published.version} of the samples table.")
     return _result(batch, "published", published.version, already=published.already)
 
@@ -135,10 +137,15 @@ def _incomplete(batch: Batch, error: BaseException) -> BatchIncomplete:
 
 
 async def _hold_back(
-    batch: Batch, parity: pa.Table, summary: Summary, failure: ParityFailed, seconds_wall: float
+    batch: Batch,
+    manifests: Manifests,
+    parity: pa.Table,
+    summary: Summary,
+    failure: ParityFailed,
+    seconds_wall: float,
 ) -> None:
     row = _row(batch, summary, "quarantined", seconds_wall)
-    await quarantine(batch, parity, row, str(failure))
+    await quarantine(batch, manifests, parity, row, str(failure))
     await report(batch, summary, f"Quarantined: {failure}")
 
 

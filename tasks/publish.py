@@ -10,31 +10,27 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from rollout.batch.prepare import Batch
+from rollout.lake.manifest import Manifest
 from rollout.lake.publishing import Published, publish_batch, quarantine_batch
-from rollout.lake.staging import staged_shards
+
+Manifests = dict[int, Manifest]
 
 
 @task(name="publish", cache_policy=NO_CACHE, persist_result=False)
-async def publish(batch: Batch, parity: pa.Table, row: dict[str, Any]) -> Published:
-    """Commit the four tables, samples last; that commit is the publication."""
-    return await asyncio.to_thread(_publish, batch, parity, row)
+async def publish(batch: Batch, manifests: Manifests, parity: pa.Table, row: dict[str, Any]) -> Published:
+    """Commit the four tables, samples last; that commit is the publication.
 
-
-def _publish(batch: Batch, parity: pa.Table, row: dict[str, Any]) -> Published:
-    manifests = staged_shards(batch.paths, batch.plan.batch_id)
-    return publish_batch(batch.paths, batch.plan, manifests, parity, row)
+    Args:
+        manifests: those that were judged, by shard; nothing that was staged meanwhile gets in.
+    """
+    return await asyncio.to_thread(publish_batch, batch.paths, batch.plan, manifests, parity, row)
 
 
 @task(name="quarantine", cache_policy=NO_CACHE, persist_result=False)
-async def quarantine(batch: Batch, parity: pa.Table, row: dict[str, Any], reason: str) -> None:
+async def quarantine(batch: Batch, manifests: Manifests, parity: pa.Table, row: dict[str, Any], reason: str) -> None:
     """Hold the batch back: verdicts and its row are committed, its files and a report moved aside."""
-    await asyncio.to_thread(_quarantine, batch, parity, row, reason)
-
-
-def _quarantine(batch: Batch, parity: pa.Table, row: dict[str, Any], reason: str) -> None:
-    manifests = staged_shards(batch.paths, batch.plan.batch_id)
     report = {"reason": reason, "differing": _differing(parity)}
-    quarantine_batch(batch.paths, batch.plan, manifests, parity, row, report)
+    await asyncio.to_thread(quarantine_batch, batch.paths, batch.plan, manifests, parity, row, report)
 
 
 def _differing(parity: pa.Table) -> list[dict[str, Any]]:

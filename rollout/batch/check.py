@@ -23,6 +23,7 @@ from rollout.batch.prepare import Batch, model_directory
 from rollout.batch.summary import Summary, exchange_facts, sample_facts, summarise
 from rollout.config import BatchConfig
 from rollout.errors import StagedChanged
+from rollout.lake.manifest import Manifest
 from rollout.lake.paths import LakePaths
 from rollout.lake.planfile import Plan
 from rollout.lake.staging import read_manifest, read_staged, verify
@@ -38,8 +39,12 @@ to start, and one keeps up with an embedded engine on the other core many times 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardCheck:
-    """A shard's rows of the parity table, and what the summary needs of its samples and exchanges."""
+    """A shard's rows of the parity table, and what the summary needs of its samples and exchanges.
 
+    `manifest` names the files that were judged: they and no others may be published.
+    """
+
+    manifest: Manifest
     parity: pa.Table
     facts: pl.DataFrame
     exchanges: pl.DataFrame
@@ -124,7 +129,9 @@ def check_shard(job: CheckJob) -> ShardCheck:
         created_at=datetime.now(UTC),
         indexes=range(job.first, job.end),
     )
-    return ShardCheck(parity=parity, facts=sample_facts(samples), exchanges=exchange_facts(trajectories))
+    return ShardCheck(
+        manifest=manifest, parity=parity, facts=sample_facts(samples), exchanges=exchange_facts(trajectories)
+    )
 
 
 @lru_cache(maxsize=2)

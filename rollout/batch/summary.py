@@ -125,17 +125,20 @@ def _prompt_lengths(
     sessions: Sequence[str],
     seqs: Sequence[int],
     parents: Sequence[int | None],
-    appended: Sequence[int],
-    sampled: Sequence[int],
+    appended: Sequence[int | None],
+    sampled: Sequence[int | None],
 ) -> list[int]:
-    """Prompt tokens of each exchange: its parent's prompt and output, and what it appended itself."""
+    """Prompt tokens of each exchange: its parent's prompt and output, and what it appended itself.
+
+    What is missing from a damaged tape counts nothing here; its verdict says that it is damaged.
+    """
     ends: dict[tuple[str, int], int] = {}
     prompts = [0] * len(seqs)
     for row in sorted(range(len(seqs)), key=lambda r: (sessions[r], seqs[r])):
         parent = parents[row]
-        kept = 0 if parent is None else ends[sessions[row], parent]
-        prompts[row] = kept + appended[row]
-        ends[sessions[row], seqs[row]] = prompts[row] + sampled[row]
+        kept = 0 if parent is None else ends.get((sessions[row], parent), 0)
+        prompts[row] = kept + (appended[row] or 0)
+        ends[sessions[row], seqs[row]] = prompts[row] + (sampled[row] or 0)
     return prompts
 
 

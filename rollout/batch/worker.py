@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from rollout.columns import BatchStamp
 from rollout.config import BatchConfig
 from rollout.engine.client import EngineClient
 from rollout.engine.embedded import start_embedded
-from rollout.errors import BadConfig, EngineError, SessionRefused
+from rollout.errors import BadConfig, SessionRefused
 from rollout.generate import RolloutResult, RunContext, session_settings
 from rollout.lake.manifest import Manifest
 from rollout.lake.staging import stage_shard
@@ -34,8 +34,8 @@ from rollout.session.client import SessionClient
 class Worker:
     """Runs shards of one batch. No dataclass: it is handed to Prefect tasks, which walk through those."""
 
-    def __init__(self, batch: Batch, context: RunContext, engine_alive: Callable[[], bool], spools: Path) -> None:
-        self.batch, self.context, self._engine_alive, self._spools = batch, context, engine_alive, spools
+    def __init__(self, batch: Batch, context: RunContext, engine_url: str, spools: Path) -> None:
+        self.batch, self.context, self._engine_url, self._spools = batch, context, engine_url, spools
         self._streak = FailureStreak(batch.config.max_failed_in_a_row)
 
     async def run(self, shard: int, progress: BatchProgress) -> Manifest:
@@ -45,8 +45,8 @@ class Worker:
 
         Raises:
             FailedInARow: too many rollouts of this worker failed one after another; the shard is not staged.
-            EngineError, SessionUnreachable: a child is gone. Its rollouts are no failures to keep: the shard
-                is not staged, and the batch goes on from here when it is run again.
+            EngineError, SessionUnreachable: engine or session server is gone. Its rollouts are no failures
+                to keep: the shard is not staged, and the batch goes on from here when it is run again.
             SchemaBreach, InvalidSample: a bug of this package; nothing is staged.
         """
         plan = self.batch.plan
@@ -87,8 +87,11 @@ class Worker:
         return result
 
     async def _check_children(self) -> None:
-        if not self._engine_alive():
-            raise EngineError("the embedded engine has ended")
+        client = EngineClient(self._engine_url)
+        try:
+            await client.model_info()
+        finally:
+            await client.close()
         await check_settings(self.context.sessions, self.batch.config)
 
 
@@ -107,7 +110,7 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
     config = batch.config
     watch_this_process()
     async with (
-        _engine(config, logs) as (url, facts, alive),
+        _engine(config, logs) as (url, facts),
         session_server(url, batch.tokenizer, config, log=logs / "session.log") as sessions,
     ):
         await check_settings(sessions, config)
@@ -120,19 +123,19 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
             slots=asyncio.Semaphore(config.concurrency),
         )
         with contained_output(logs / "agents.log"):
-            yield Worker(batch, context, alive, spools)
+            yield Worker(batch, context, url, spools)
 
 
 @asynccontextmanager
-async def _engine(config: BatchConfig, logs: Path) -> AsyncIterator[tuple[str, dict[str, Any], Callable[[], bool]]]:
+async def _engine(config: BatchConfig, logs: Path) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     if config.engine == "external":
         url = str(config.engine_url)
-        yield url, await _external_facts(url, config), lambda: True
+        yield url, await _external_facts(url, config)
         return
     child = await start_embedded(None if config.model is None else Path(config.model), log=logs / "engine.log")
     try:
         facts = engine_facts("embedded", __version__, config.model or "tiny", config, deterministic=True)
-        yield child.url, facts, child.alive
+        yield child.url, facts
     finally:
         await asyncio.to_thread(child.stop)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from rollout.batch.summary import exchange_facts, sample_facts, summarise
 from rollout.columns import BatchStamp, samples_to_table
@@ -13,6 +14,7 @@ from rollout.parity.validate import ParitySummary
 from rollout.sample import Sample, Status, empty_sample
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import Exchange, Tape, tape_to_table
+from rollout.tape_columns import TAPE_SCHEMA
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 STAMP = BatchStamp(batch_id="b", run_date=NOW.date(), shard=0, engine={"name": "embedded"}, created_at=NOW)
@@ -102,3 +104,11 @@ def test_prompt_tokens_follow_each_exchange_to_its_root():
     ]
     (row,) = exchange_facts(tape_to_table(tape)).to_dicts()
     assert {"turns": 3, "prompt": 10 + 18 + 19, "sampled": 8, "cached": 15, "seconds": 0.75} == row
+
+
+def test_a_damaged_tape_is_counted_as_far_as_it_goes_and_never_hides_its_verdict():
+    tape = Tape(session_id="s", settings=SessionSettings(), exchanges=[exchange(0, 7, 10, 5)])
+    rows = tape_to_table(tape).to_pylist()
+    rows[1]["output_ids"] = None
+    (row,) = exchange_facts(pa.Table.from_pylist(rows, schema=TAPE_SCHEMA)).to_dicts()
+    assert (1, 10, 0) == (row["turns"], row["prompt"], row["sampled"])
