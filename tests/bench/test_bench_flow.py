@@ -135,7 +135,7 @@ def _cpu(usage: Usage) -> Figures:
     roles = usage.by_role()
     assert 0.85 * usage.cpu_s <= sum(roles.values()) + 1.0, (roles, usage.cpu_s)
     assert sum(roles.values()) <= 1.05 * usage.cpu_s + 0.5, (roles, usage.cpu_s)
-    return {**roles, "all": usage.cpu_s}
+    return {**roles, "all": usage.cpu_s, "others": usage.others_s}
 
 
 def _published(lake: Path) -> pa.Table:
@@ -164,13 +164,14 @@ def _report(pairs: list[tuple[tuple[Figures, Figures], tuple[Figures, Figures]]]
         [
             f"{ROLLOUTS} rollouts, {turns} turns, {len(pairs)} runs of each side, medians. "
             f"Flow without Prefect's start / bare: {ratio:.2f} (runs: {', '.join(f'{one:.2f}' for one in ratios)}; "
-            f"target 1.3); in CPU seconds {cpu_ratio:.2f}.",
+            f"target 1.3); in CPU seconds {cpu_ratio:.2f}. Other work took {_others(flow_wall, flow_cpu)} of the "
+            f"machine during the flow, {_others(bare_wall, bare_cpu)} during bare.",
             table(
                 ["part", "CPU s", "share of bare's CPU", "wall s where it runs alone"],
                 [(name, cpu, f"{100 * cpu / bare_cpu['all']:.1f} %", wall) for name, (cpu, wall) in parts.items()],
             ),
             _sides("wall s", ["phase", "flow", "bare"], flow_wall, bare_wall, ("turns",)),
-            _sides("CPU s", ["process", "flow", "bare"], flow_cpu, bare_cpu, tuple(_INSIDE)),
+            _sides("CPU s", ["process", "flow", "bare"], flow_cpu, bare_cpu, _INSIDE),
         ]
     )
     facts = {"ratio": ratio, "ratios": ratios, "cpu_ratio": cpu_ratio, "rollouts": ROLLOUTS, "turns": turns}
@@ -179,9 +180,14 @@ def _report(pairs: list[tuple[tuple[Figures, Figures], tuple[Figures, Figures]]]
     publish("flow", text, {**facts, "prefect_alone": prefect})
 
 
+def _others(wall: Figures, cpu: Figures) -> str:
+    """Share of the machine that was not ours: wall times are worth something only where it is near 0."""
+    return f"{100 * cpu['others'] / wall['all'] / (os.cpu_count() or 1):.0f} %"
+
+
 LAKE = ("rows", "stage", "publish")
-_INSIDE = ("Prefect's start", "Prefect's start, driver", *LAKE)
-"""CPU figures that lie inside a process's own."""
+_INSIDE = ("others", "Prefect's start", "Prefect's start, driver", *LAKE)
+"""CPU figures that lie inside a process's own, or are not ours."""
 
 
 def _parts(wall: Figures, cpu: Figures, bare_cpu: Figures, prefect: Figures) -> dict[str, tuple[float, float | None]]:
