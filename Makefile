@@ -38,5 +38,5 @@ $(RUN_READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(DEV_READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing into $(VENV) with what the tests need (once, some minutes)"
-	$(PIP) -e '.[dev,train]'
+	$(PIP) -e '.[dev,train,agents]'
 	@touch $@ $(RUN_READY)

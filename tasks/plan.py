@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 from contextvars import ContextVar
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -13,7 +15,11 @@ from prefect.context import FlowRunContext
 
 from rollout.batch.prepare import Batch, RunOrigin, prepare
 from rollout.config import BatchConfig
+from rollout.errors import BadConfig
 from rollout.lake.staging import create_plan
+
+ALLOWED_COMMANDS = "ROLLOUT_ALLOWED_COMMANDS"
+"""Environment variable of a worker: programs that a form's `agent_command` may start, with any arguments; by commas."""
 
 given_names: ContextVar[frozenset[str] | None] = ContextVar("given_names", default=None)
 """Names of the options that the user gave, where whoever starts the flow knows them (the command does)."""
@@ -29,7 +35,30 @@ async def plan_batch(options: dict[str, Any]) -> Batch:
     names = given_names.get()
     defaults = {name: field.default for name, field in BatchConfig.model_fields.items()}
     given = {k: v for k, v in options.items() if (v != defaults[k] if names is None else k in names)}
-    return await prepare(given, await flow_run_origin())
+    batch = await prepare(given, await flow_run_origin())
+    if names is None:
+        check_allowed_command(batch.config.agent_command)
+    return batch
+
+
+def check_allowed_command(command: str | None) -> None:
+    """Refuse a form's command line whose program the worker's environment does not allow.
+
+    Whoever may fill in a deployment's form need not be allowed to run programs on its worker; who starts
+    the command runs them as themselves.
+
+    Raises:
+        BadConfig: the program is not among those of ROLLOUT_ALLOWED_COMMANDS (as it is written there).
+    """
+    if command is None:
+        return
+    program = (shlex.split(command) or [""])[0]
+    allowed = [name.strip() for name in os.environ.get(ALLOWED_COMMANDS, "").split(",") if name.strip()]
+    if program not in allowed:
+        raise BadConfig(
+            f"agent_command: the worker's {ALLOWED_COMMANDS} does not allow {program!r} "
+            f"(allowed: {', '.join(allowed) or 'none'})"
+        )
 
 
 @task(name="write plan", cache_policy=NO_CACHE, persist_result=False, retries=2, retry_delay_seconds=1)

@@ -73,6 +73,12 @@ async def forks(base_url, prompt, request_kwargs, metadata, *, api_key, **kwargs
         time.sleep(3600)
 
 
+async def waits_with_children(base_url, prompt, request_kwargs, metadata, **kwargs):
+    subprocess.Popen(["sleep", "3609"])
+    subprocess.Popen(["setsid", "setsid", "sleep", "3610"])
+    await asyncio.Event().wait()
+
+
 async def floods(base_url, prompt, request_kwargs, metadata, *, api_key, **kwargs):
     await turns(base_url, api_key, prompt, request_kwargs)
     for _ in range(20_000):

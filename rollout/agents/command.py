@@ -11,7 +11,8 @@ ROLLOUT_SESSION_ID  the session's id; processes that carry it are ended with the
 
 and the worker's other variables, in an empty folder of its own that is removed afterwards; so paths
 among its arguments are best absolute. What it prints is read and dropped, at 6 MB/s at most, but for
-the last lines, which a failure quotes. An exit code other than 0 is the failure `agent_exit`; 124,
+the last lines, which a failure quotes. In a flow run that the command did not start, the worker's variable
+ROLLOUT_ALLOWED_COMMANDS must list the program. An exit code other than 0 is the failure `agent_exit`; 124,
 with which coreutils' `timeout` ends, is `agent_timeout`; at the rollout's deadline the whole group gets
 SIGTERM, half a second later SIGKILL. Nothing that the program started outlives its rollout or the
 worker, daemons included (Linux; elsewhere those of its group).

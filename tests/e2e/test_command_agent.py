@@ -41,7 +41,7 @@ def run(rollout, prompts, command, *options):
     assert [] == started.left_over()
     lake = json.loads(done.stdout)["lake"]
     assert {"differs"}.isdisjoint(scan_parity(lake, batch="programs").collect()["verdict"].to_list())
-    return scan_samples(lake, batch="programs").sort("index").collect().to_dicts()
+    return scan_samples(lake, batch="programs").sort("index", "sibling").collect().to_dicts()
 
 
 def write(path, *rows):
@@ -68,11 +68,17 @@ def test_a_refused_turn_is_the_sessions_to_explain_not_the_programs(rollout, tmp
 
 @pytest.mark.full
 def test_mini_swe_agent_on_a_toy_repository(rollout):
-    """The tiny model has no idea of bash: mini-swe-agent gives up after three answers without a call it knows."""
+    """The tiny model has no idea of bash: mini-swe-agent gives up after three answers without a call it knows.
+
+    It leaves such an answer out of the next request, so each is a conversation of its own: a rollout of
+    three samples, under one rollout_id.
+    """
     folder = EXAMPLES / "mini_swe_agent"
     found = run(rollout, folder / "prompts.jsonl", f"{sys.executable} {folder}/solve.py", "--rollout-timeout-s", 200)
-    assert [0, 1] == [row["index"] for row in found]
+    assert [(0, k, 3) for k in range(3)] + [(1, k, 3) for k in range(3)] == [
+        (row["rollout_id"], row["sibling"], row["siblings"]) for row in found
+    ]
     for row in found:
-        assert ("agent_exit", 3, None) == (row["failure"]["type"], row["turns"], row["reward"])
+        assert ("agent_exit", 1, None) == (row["failure"]["type"], row["turns"], row["reward"])
         assert "exit code 1: mini-swe-agent ended with RepeatedFormatError after 3 calls" in row["failure"]["message"]
         assert row["response_length"] > 0 and "sums.py" in row["prompt"]

@@ -1,6 +1,8 @@
 """One batch with an agent of each kind of misbehaviour: typed rows, nobody else touched, nothing left running."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import misbehaving_agents
@@ -79,7 +81,7 @@ def prompt(kind):
 @pytest.fixture
 def packaged(tmp_path, rollout):
     """The command with misbehaving_agents installed as a user's package."""
-    agents = {name: name for name in KINDS if " " not in name}
+    agents = {name: name for name in [*KINDS, "waits_with_children"] if " " not in name}
     code = Path(misbehaving_agents.__file__).read_text()
     entries = {"rollout.agents": agents, "rollout.rewards": {"nan_reward": "nan_reward"}}
     rollout.environment = {"PYTHONPATH": str(install(tmp_path / "site", "misbehaving", code, entries))}
@@ -130,3 +132,22 @@ def test_every_kind_of_misbehaviour_is_a_typed_row_and_costs_nobody_else(package
     assert "differs" not in verdicts
     log = packaged.home / "logs" / "bad" / "agents.log"
     assert 2**20 < log.stat().st_size < 2**20 + 100 and log.read_bytes().endswith(b"more bytes were dropped\n")
+
+
+def test_a_killed_batch_takes_along_what_its_agents_started(packaged, tmp_path):
+    """kill -9 of the command's own process, while agents and programs have children and daemons."""
+    kinds = ["program hangs", "waits_with_children"]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps(prompt(kind)) for kind in kinds))
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    started = packaged.start(
+        *("run", "--prompts", "prompts.jsonl", "--batch-id", "killed", "--agent-command", f"python3 {program}"),
+        *("--n-samples-per-prompt", 1),
+    )
+    children = ("sleep 3608", "sleep 3609", "sleep 3610")
+    end = time.monotonic() + 120
+    while not all(any(child in line for line in started.processes()) for child in children):
+        assert time.monotonic() < end and started.process.poll() is None
+        time.sleep(0.1)
+    started.end(signal.SIGKILL)
+    assert [] == started.left_over()

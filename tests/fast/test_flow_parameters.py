@@ -8,6 +8,7 @@ import pytest
 
 from flows.batch import rollout_batch
 from rollout.config import BatchConfig
+from rollout.errors import BadConfig
 from tasks import plan as plan_tasks
 
 SIMPLE = {"string", "integer", "number", "boolean", "null"}
@@ -79,6 +80,7 @@ async def test_options_equal_to_their_default_count_as_not_given_where_nobody_kn
 
     async def prepare(given, origin):
         seen.update(given)
+        return SimpleNamespace(config=BatchConfig(**given))
 
     monkeypatch.setattr(plan_tasks, "prepare", prepare)
     options = {**BatchConfig().model_dump(), "lake": str(tmp_path), "concurrency": 16}
@@ -89,3 +91,23 @@ async def test_options_equal_to_their_default_count_as_not_given_where_nobody_kn
     await plan_tasks.plan_batch.fn(options)
     plan_tasks.given_names.reset(token)
     assert {"lake": str(tmp_path), "concurrency": 16} == seen
+
+
+@pytest.mark.parametrize(
+    ("command", "allowed", "passes"),
+    [
+        (None, "", True),
+        ("sh x.sh", "", False),
+        ("sh x.sh", "bash, sh", True),
+        ("/bin/sh x.sh", "sh", False),
+        ("'my agent' x", "my agent", True),
+        ("sh2", "sh", False),
+    ],
+)
+def test_a_form_starts_only_programs_that_the_worker_allows(monkeypatch, command, allowed, passes):
+    monkeypatch.setenv(plan_tasks.ALLOWED_COMMANDS, allowed)
+    if passes:
+        plan_tasks.check_allowed_command(command)
+        return
+    with pytest.raises(BadConfig, match=f"ROLLOUT_ALLOWED_COMMANDS does not allow .*allowed: {allowed or 'none'}"):
+        plan_tasks.check_allowed_command(command)

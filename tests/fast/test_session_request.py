@@ -164,7 +164,7 @@ def test_a_bad_pin_is_400_by_name() -> None:
     "settings", [{"matcher": "Strict"}, {"picker": "best"}, {"finisher": "none"}], ids=["matcher", "picker", "finisher"]
 )
 def test_an_unknown_part_is_refused_when_the_session_opens(settings: dict[str, Any]) -> None:
-    with pytest.raises(UnknownPart, match="unknown: one of"):
+    with pytest.raises(UnknownPart, match="is installed"):
         begin(body(), **settings)
 
 
