@@ -52,7 +52,11 @@ def _certificates() -> ssl.SSLContext:
 
 async def close_connections() -> None:
     """Close the running loop's pool; clients made from it are of no use afterwards."""
-    pool = _pools.pop(asyncio.get_running_loop(), None)
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # a coroutine that is thrown away outlives its loop, and its pool went with that
+        return
+    pool = _pools.pop(loop, None)
     if pool is not None:
         await pool.aclose()
 
