@@ -141,12 +141,12 @@ class _Call:
             await asyncio.wait({self.done}, timeout=GRACE_S)
         if self.done.done():
             return
+        log.warning("a function of %s does not end and is left behind, %s", self._name, self.where())
         if self._loop is not None:
             self._wake(self._loop.stop)
         for ident in [self._thread.ident, *self._workers.idents]:
             _interrupt(ident)
         _end_children([self._thread.native_id, *self._workers.native_ids])
-        log.warning("a function of %s does not end and is left behind, %s", self._name, self.where())
 
     def where(self) -> str:
         """Where it stands now, as `at file.py:12 in name`; empty when it has just ended."""
