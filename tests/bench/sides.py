@@ -68,7 +68,7 @@ def _clock_flow(marks: Marks) -> None:
     import tasks.engine
     import tasks.publish
 
-    real_worker, real_publish = tasks.engine.open_worker, tasks.publish._publish
+    real_worker, real_publish = tasks.engine.open_worker, tasks.publish.publish_batch
 
     @asynccontextmanager
     async def open_worker(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
@@ -87,7 +87,7 @@ def _clock_flow(marks: Marks) -> None:
         marks["published"], marks["publish_cpu"] = time.monotonic(), time.process_time() - cpu
         return published
 
-    tasks.engine.open_worker, tasks.publish._publish = open_worker, publish
+    tasks.engine.open_worker, tasks.publish.publish_batch = open_worker, publish
 
 
 def _clocked(marks: Marks, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
