@@ -20,16 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rollout.lake.schema import SCHEMAS, TableName
+from rollout.lake.schema import SCHEMAS, STATISTICS_COLUMNS, TableName
 
 ROW_GROUP_BYTES = 128 * 2**20
 """Bytes of one row group before encoding. Far from the 2 GiB at which 32-bit offsets end."""
 
 FILE_BYTES = 1024 * 2**20
 """Bytes of one file before encoding, and so about its upper end on disk."""
-
-STATISTICS_COLUMNS = ("batch_id", "run_date", "rollout_key", "index")
-"""Columns whose bounds go into the Delta log, where the table has them: what readers prune files by."""
 
 _SPLIT_COLUMNS = ("rollout_log_probs", "output_log_probs")
 _PLAIN_COLUMNS = ("tokens", "output_ids", "appended_ids", "routed_experts", *_SPLIT_COLUMNS)

@@ -90,6 +90,10 @@ class SchemaBreach(ValueError):
     """A table that does not fit its frozen schema; names the column."""
 
 
+STATISTICS_COLUMNS = ("batch_id", "run_date", "rollout_key", "index")
+"""Columns whose bounds go into the Delta log, where the table has them: what readers prune files by."""
+
+
 def conform(table: pa.Table, name: TableName) -> pa.Table:
     """`table` with exactly the columns of the frozen schema `name`, in their order and types.
 
@@ -165,3 +169,12 @@ def describe_delta_difference(found: DeltaSchema, name: TableName) -> str | None
             return f"column {field.name} is {have.type}, nullable {have.nullable}; want {field.type}, {field.nullable}"
     strict = [field.name for field in there.values() if not field.nullable]
     return f"column {strict[0]} is unknown and never null" if strict else None
+
+
+def skipping_columns(name: TableName) -> list[str]:
+    """Columns whose bounds stand in the Delta log.
+
+    The table says so itself: without it, delta-rs takes a bound that is not given for a null one, and its
+    Arrow dataset (so DuckDB too) drops every file as soon as a filter names such a column.
+    """
+    return [column for column in STATISTICS_COLUMNS if column in SCHEMAS[name].names]

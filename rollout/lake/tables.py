@@ -21,7 +21,7 @@ from deltalake.transaction import AddAction
 
 from rollout.errors import BadLake, PublishFailed
 from rollout.lake.paths import LakePaths
-from rollout.lake.schema import DELTA_SCHEMAS, TABLE_NAMES, TableName, describe_delta_difference
+from rollout.lake.schema import DELTA_SCHEMAS, TABLE_NAMES, TableName, describe_delta_difference, skipping_columns
 
 COMMIT_DEADLINE_S = 300.0
 """How long one commit goes on against others that win each version."""
@@ -77,6 +77,7 @@ def _create(paths: LakePaths, name: TableName) -> DeltaTable:
                 DELTA_SCHEMAS[name],
                 mode="ignore",
                 storage_options=paths.storage_options or None,
+                configuration={"delta.dataSkippingStatsColumns": ",".join(skipping_columns(name))},
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         except CommitFailedError as error:
