@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -17,7 +18,7 @@ from rollout.lake import LakePaths, scan_samples, scan_trajectories
 from rollout.lake.staging import read_plan, staged_shards
 from rollout.parity.projections import same_rows
 
-CONCURRENCY = 4
+CONCURRENCY = 2
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,11 @@ def engine(tmp_path_factory):
 def proxy(engine):
     with FaultyProxy(engine.url).in_thread() as proxy:
         yield proxy
+
+
+async def slow(request: dict[str, Any]) -> None:
+    """No fault, but the pace of a real engine: the tiny one answers ten calls while pyarrow is still being loaded."""
+    await asyncio.sleep(0.1)
 
 
 def finished_indexes(lake: Path, home: Path) -> tuple[set[int], set[int]]:
@@ -68,12 +74,13 @@ def test_no_finished_rollout_is_run_twice(
     rng, lake = random.Random(20261202 + kills), tmp_path / "lake"
     command = [*batch_command, "--lake", lake, "--shard-size", 16, "--concurrency", CONCURRENCY]
     command += ["--engine", "external", "--engine-url", proxy.url]
-    # About 80 turns: every kill comes while rollouts are in flight, and most leave some of a shard finished.
-    apart = 60 // kills
+    # About 100 turns, and what a kill throws away comes on top. A rollout takes up to four turns in the first
+    # shard, two run at once: after ten calls some are finished, and ten runs do not end the batch.
     moments, n_spooled = [], 0
+    proxy.fault = slow
     for _ in range(kills):
         run = quick_rollout.start(*command)
-        wait_for_calls(run, proxy, len(proxy.seen) + rng.randint(apart // 2, apart))
+        wait_for_calls(run, proxy, len(proxy.seen) + rng.randint(10, 12))
         assert run.process.poll() is None, run.wait().stderr
         run.end(signal.SIGKILL)
         assert [] == run.left_over()
