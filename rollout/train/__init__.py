@@ -1,1 +1,0 @@
-"""What a trainer does with published rows."""
