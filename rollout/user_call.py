@@ -128,6 +128,8 @@ class _Call:
         self.done.add_done_callback(_look)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._over = False
+        self._starting = threading.Lock()
         self._workers = _Workers()
         self._pid = os.getpid()
         context = contextvars.copy_context()
@@ -136,9 +138,11 @@ class _Call:
 
     async def end(self) -> None:
         """Cancel it; if that does not end it, leave it behind and kill its child processes."""
+        with self._starting:
+            self._over = True
         if self._task is not None:
             self._wake(self._task.cancel)
-            await asyncio.wait({self.done}, timeout=GRACE_S)
+        await asyncio.wait({self.done}, timeout=GRACE_S)
         if self.done.done():
             return
         log.warning("a function of %s does not end and is left behind, %s", self._name, self.where())
@@ -193,13 +197,17 @@ class _Call:
             self.done.set_exception(error)
 
     def _await(self, awaitable: Awaitable[Any]) -> Any:
-        self._loop = loop = asyncio.new_event_loop()
+        with self._starting:  # a loop interrupted while it is made could not even be closed
+            if self._over:
+                _drop(awaitable)
+                raise Quit("its time was over before it began to wait")
+            self._loop = loop = asyncio.new_event_loop()
+            self._task = loop.create_task(_awaited(awaitable))
         loop.set_default_executor(self._workers)
         loop.set_exception_handler(_note)
+        self._task.add_done_callback(_look)
         try:
             asyncio.set_event_loop(loop)
-            self._task = loop.create_task(_awaited(awaitable))
-            self._task.add_done_callback(_look)
             try:
                 return loop.run_until_complete(self._task)
             finally:
@@ -208,6 +216,14 @@ class _Call:
         finally:
             asyncio.set_event_loop(None)
             loop.close()
+
+
+def _drop(awaitable: Any) -> None:
+    """End an awaitable that nobody will await, so that Python does not complain about it."""
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()
+    elif isinstance(awaitable, asyncio.Future):
+        awaitable.cancel()
 
 
 async def _tidy(loop: asyncio.AbstractEventLoop) -> None:

@@ -81,10 +81,10 @@ async def waits_with_children(base_url, prompt, request_kwargs, metadata, **kwar
 
 async def floods(base_url, prompt, request_kwargs, metadata, *, api_key, **kwargs):
     await turns(base_url, api_key, prompt, request_kwargs)
-    for _ in range(20_000):
+    for _ in range(8_000):
         print("flood " * 40)
     sys.stdout.flush()
-    os.system("yes flood | head -c 30000000")
+    os.system("yes flood | head -c 4000000")
 
 
 async def returns_junk(base_url, prompt, request_kwargs, metadata, *, api_key, **kwargs):

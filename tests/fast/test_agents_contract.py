@@ -274,6 +274,30 @@ async def test_an_agent_that_hangs_is_cancelled_at_its_deadline():
     assert ended
 
 
+async def test_an_agent_is_never_interrupted_while_its_loop_is_made(monkeypatch):
+    """A half-made loop cannot be closed, and what its coroutine says then is no answer to anybody."""
+    make, made = asyncio.new_event_loop, []
+
+    def slow_loop():
+        time.sleep(0.2)
+        for _ in range(1000):  # steps of Python, where an interruption would land
+            pass
+        made.append(make())
+        return made[-1]
+
+    async def agent(base_url, prompt, request_kwargs, metadata, **kwargs):
+        raise AssertionError("it was cancelled before it began")
+
+    monkeypatch.setattr("rollout.user_call.asyncio.new_event_loop", slow_loop)
+    assert "deadline" == (await failure(agent, timeout_s=0.05)).type
+    monkeypatch.undo()
+    assert 1 == len(made)
+    deadline = time.monotonic() + 5
+    while not made[0].is_closed() and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    assert made[0].is_closed()
+
+
 async def test_an_agent_that_swallows_its_cancellation_is_left_behind(monkeypatch):
     monkeypatch.setattr("rollout.user_call.GRACE_S", 0.05)
 
