@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 RUN_READY := $(VENV)/.ready-run
 DEV_READY := $(VENV)/.ready-dev
 PYTEST := $(BIN)/python -m pytest
+# Two at a time: most of an end-to-end test is one process. A worker keeps neighbours, and their engine, together.
+PARALLEL := -n 2 --dist worksteal
 
 .PHONY: run test test-full bench lint
 .DEFAULT_GOAL := run
@@ -14,10 +16,10 @@ run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine,
 	$(BIN)/rollout run
 
 test: $(DEV_READY)  ## Fast tests and one short end-to-end test per part
-	$(PYTEST) tests/fast tests/e2e -m "not full"
+	$(PYTEST) $(PARALLEL) tests/fast tests/e2e -m "not full"
 
 test-full: $(DEV_READY)  ## All the rest: long runs, kills, builds
-	$(PYTEST) tests/fast tests/e2e -m full
+	$(PYTEST) $(PARALLEL) tests/fast tests/e2e -m full
 
 bench: $(DEV_READY)  ## Ratios on this machine; prints them, asserts none
 	BENCH_ROLLOUTS=1024 BENCH_REPEATS=3 $(PYTEST) tests/bench -s

@@ -4,6 +4,7 @@ import asyncio
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,25 @@ def finished_indexes(lake: Path, home: Path) -> tuple[set[int], set[int]]:
     return {index for shard in staged for index in plan.shards[shard].indexes}, spooled
 
 
-def wait_for_calls(run: Run, proxy: FaultyProxy, n_calls: int) -> None:
-    end = time.monotonic() + 120
-    while len(proxy.seen) < n_calls and run.process.poll() is None:
+def spooled_records(home: Path) -> int:
+    """Rollouts in the spools of a running batch, counted by their frames: opening one would cut it."""
+    n_records = 0
+    for path in (home / "spool" / "mine").rglob("*.spool"):
+        with suppress(FileNotFoundError):  # its shard has just been staged
+            data, end, n_frames = path.read_bytes(), 0, 0
+            while end + 40 <= len(data):
+                end += 40 + int.from_bytes(data[end : end + 8], "little")
+                n_frames += end <= len(data)
+            n_records += max(n_frames - 3, 0)
+    return n_records
+
+
+def wait_for_a_moment(run: Run, proxy: FaultyProxy, home: Path, n_calls: int) -> None:
+    """Until so many more calls were made and a rollout has come into the spool of a shard that is not done."""
+    before, end, n_calls = spooled_records(home), time.monotonic() + 120, len(proxy.seen) + n_calls
+    while run.process.poll() is None:
+        if len(proxy.seen) >= n_calls and spooled_records(home) not in (0, before):
+            return
         assert time.monotonic() < end, "the batch does not go on"
         time.sleep(0.005)
 
@@ -80,7 +97,7 @@ def test_no_finished_rollout_is_run_twice(
     proxy.fault = slow
     for _ in range(kills):
         run = quick_rollout.start(*command)
-        wait_for_calls(run, proxy, len(proxy.seen) + rng.randint(10, 12))
+        wait_for_a_moment(run, proxy, quick_rollout.home, rng.randint(10, 12))
         assert run.process.poll() is None, run.wait().stderr
         run.end(signal.SIGKILL)
         assert [] == run.left_over()
