@@ -16,6 +16,7 @@ from prefect.runtime import flow_run
 
 from flows.options import flow_docstring, flow_signature
 from flows.server import state_home
+from flows.stopping import keep_sigterm
 from rollout import __version__
 from rollout.batch.check import ShardCheck, checkers, join_checks
 from rollout.batch.prepare import Batch
@@ -34,6 +35,7 @@ from tasks.rollout import roll_out_shard
 
 
 async def rollout_batch(**options: Any) -> dict[str, Any]:
+    keep_sigterm()
     started, progress = time.monotonic(), watched()
     batch = await plan_batch(options)
     _show_plan(batch, progress)

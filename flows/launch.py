@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,10 @@ def run_batch(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
 async def _run(batch: Batch, given: dict[str, Any], *, as_json: bool) -> None:
     from flows.live import showing
     from flows.server import prefect_api
+    from flows.stopping import stop_by_sigterm
     from rollout.batch.progress import BatchProgress, watch
 
-    running = asyncio.current_task()
-    assert running is not None
-    # Without it SIGTERM would end this process before it has ended its children and said how to go on.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    stop_by_sigterm()  # else it would end this process before its children are ended and it has said how to go on
     progress = BatchProgress(phase="starting Prefect")
     watch(progress)
     try:
