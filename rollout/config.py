@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from rollout.errors import BadConfig
+from rollout.row_sampling import Bounds, parse_bounds, row_sampling
 
 BATCH_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 MAX_SHARDS = 1000
@@ -48,6 +49,11 @@ class BatchConfig(BaseModel):
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
     top_k: int = Field(-1, ge=-1, le=1_000_000, description="Top-k sampling; -1 is off.")
     max_new_tokens: int = Field(128, ge=1, le=1_000_000, description="Sampled tokens of one turn, at most.")
+    sampling_bounds: str | None = Field(
+        None,
+        description="What a prompt row may set in metadata.sampling, as temperature=0:1.2,max_new_tokens=16:512; "
+        "null: nothing.",
+    )
     seed: int = Field(0, ge=0, le=2**53 - 1, description="Batch seed; the same seed samples the same again.")
     max_turns: int | None = Field(16, ge=1, le=1024, description="Turns of one rollout, at most.")
     max_seq_len: int | None = Field(None, ge=2, le=2**31 - 1, description="Tokens of one sample, at most.")
@@ -80,6 +86,20 @@ class BatchConfig(BaseModel):
             raise ValueError(f"{value!r} does not match {BATCH_ID_PATTERN.pattern}")
         return value
 
+    @field_validator("sampling_bounds")
+    @classmethod
+    def _check_sampling_bounds(cls, value: str | None) -> str | None:
+        for name, ends in (parse_bounds(value) if value is not None else {}).items():
+            field = cls.model_fields[name]
+            kind: Any = Annotated[(field.annotation, *field.metadata)]
+            batchs_own = TypeAdapter[Any](kind)
+            for end in ends:
+                try:
+                    batchs_own.validate_python(end)
+                except ValidationError as error:
+                    raise ValueError(f"{name} {end:g}: {error.errors()[0]['msg']}") from error
+        return value
+
     @model_validator(mode="after")
     def _check_engine(self) -> BatchConfig:
         if (self.engine == "external") != (self.engine_url is not None):
@@ -87,8 +107,21 @@ class BatchConfig(BaseModel):
         return self
 
     @property
+    def bounds(self) -> Bounds | None:
+        """What rows may set for themselves; None: nothing."""
+        return None if self.sampling_bounds is None else parse_bounds(self.sampling_bounds)
+
+    def sampling_of(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """The sampling parameters that the sessions of a row with this metadata pin (SGLang's names).
+
+        Raises:
+            ValueError: the row sets what `sampling_bounds` does not allow; planning refuses such rows.
+        """
+        return {**self.sampling, **row_sampling(metadata, self.bounds)}
+
+    @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that every session of the batch pins (SGLang's names)."""
+        """The batch's own sampling parameters, which every row has that sets none (SGLang's names)."""
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -113,6 +146,7 @@ IDENTITY_OPTIONS = (
     "top_p",
     "top_k",
     "max_new_tokens",
+    "sampling_bounds",
     "seed",
     "max_turns",
     "max_seq_len",

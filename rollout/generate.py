@@ -156,14 +156,16 @@ def session_seed(batch_seed: int, index: int, attempt: int) -> str:
     return hashlib.blake2b(numbers, digest_size=16).hexdigest()
 
 
-def session_settings(config: BatchConfig, index: int, attempt: int) -> dict[str, Any]:
-    """The body of POST /sessions for one attempt."""
+def session_settings(
+    config: BatchConfig, index: int, attempt: int, metadata: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The body of POST /sessions for one attempt at the input with this index and metadata."""
     return {
         "version": config.session_version,
         "matcher": config.matcher,
         "picker": config.picker,
         "finisher": config.finisher,
-        "sampling": config.sampling,
+        "sampling": config.sampling_of(metadata or {}),
         "seed": session_seed(config.seed, index, attempt),
         "max_seq_len": config.max_seq_len,
         "max_turns": config.max_turns,
@@ -175,7 +177,7 @@ async def _attempt(given: RolloutInput, run: RunContext, attempt: int, deadline:
     outcome = Outcome(input=given, attempt=attempt, session_version=run.config.session_version)
     last = Attempted(outcome=outcome)
     try:
-        session = await run.sessions.open(session_settings(run.config, given.index, attempt))
+        session = await run.sessions.open(session_settings(run.config, given.index, attempt, given.metadata))
         try:
             await _play(given, run, session, last, deadline)
             last.collected, last.tape = await _collect(run, session.session_id)
@@ -198,7 +200,7 @@ async def _play(given: RolloutInput, run: RunContext, session: OpenedSession, la
             run.agents[given.agent],
             given,
             session,
-            sampling=config.sampling,
+            sampling=config.sampling_of(given.metadata),
             max_seq_len=config.max_seq_len,
             timeout_s=deadline - asyncio.get_running_loop().time(),
         )

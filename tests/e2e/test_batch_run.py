@@ -111,3 +111,18 @@ def test_a_refused_row_becomes_a_failed_rollout_where_that_is_asked_for(quick_ro
     assert {"bad_prompt": 2} == summary["failures"] and {"no_sample": 2} == summary["reasons"]["not_comparable"]
     rows = scan_samples(tmp_path / "lake", batch="half").collect()
     assert [2, 3] == rows.filter(pl.col("failure").is_not_null())["index"].to_list()
+
+
+def test_a_row_sets_its_own_sampling_within_the_batchs_bounds(quick_rollout, tmp_path):
+    row = {"messages": [{"role": "user", "content": "Say a poem."}], "agent": "single_turn"}
+    own = {**row, "metadata": {"sampling": {"temperature": 0, "max_new_tokens": 3}}}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(own)}\n")
+    options = ["run", "--prompts", "rows.jsonl", "--batch-id", "own", "--n-samples-per-prompt", 2]
+    assert "rows.jsonl, line 2: metadata.sampling is given" in quick_rollout.refused(*options)
+    refused = quick_rollout.refused(*options, "--sampling-bounds", "max_new_tokens=4:64,temperature=0:1")
+    assert "rows.jsonl, line 2: metadata.sampling.max_new_tokens is 3, want 4 to 64" in refused
+    quick_rollout.succeeds(*options, "--sampling-bounds", "max_new_tokens=1:64,temperature=0:1", "--reward", "none")
+    rows = scan_samples(tmp_path / "lake", batch="own").sort("index").collect()
+    assert [1.0, 1.0, 0.0, 0.0] == rows["temperature"].to_list()
+    assert rows["tokens"][2].equals(rows["tokens"][3]) and max(rows["response_length"][2:]) <= 3
+    assert {"equal"} == set(scan_parity(tmp_path / "lake", batch="own").collect()["verdict"])

@@ -31,6 +31,7 @@ RUN_OPTIONS = [
     "--top-p",
     "--top-k",
     "--max-new-tokens",
+    "--sampling-bounds",
     "--seed",
     "--max-turns",
     "--max-seq-len",

@@ -39,11 +39,10 @@ def quick_backoff(monkeypatch):
     monkeypatch.setattr("rollout.generate.BACKOFF_S", 0.01)
 
 
-async def play(fake, run, *, reward=None, index=3, **options):
+async def play(fake, run, *, reward=None, metadata=None, **options):
     config = make_config(**{"rollout_timeout_s": 5.0, "agent": "test", **options})
-    given = RolloutInput(
-        index=index, group_index=1, messages=[{"role": "user", "content": "q"}], label="4", agent="test"
-    )
+    messages = [{"role": "user", "content": "q"}]
+    given = RolloutInput(index=3, group_index=1, messages=messages, label="4", agent="test", metadata=metadata or {})
     async with serving(fake), SessionClient(fake.url) as sessions:
         context = RunContext(
             config=config,
@@ -104,6 +103,21 @@ async def test_the_session_is_opened_with_the_batchs_settings():
         "max_turns": 16,
         "control_text": "plain",
     } == fake.sessions[0].settings
+
+
+async def test_a_rows_own_sampling_is_pinned_and_told_to_the_agent():
+    fake, told = FaultySessions(), []
+
+    async def agent(base_url, prompt, request_kwargs, metadata, **kwargs):
+        told.append(request_kwargs)
+        return await asking(1)(base_url, prompt, request_kwargs, metadata, **kwargs)
+
+    own = {"sampling": {"temperature": 0.25, "max_new_tokens": 9}}
+    await play(fake, agent, metadata=own, top_p=0.5, sampling_bounds="temperature=0:1,max_new_tokens=1:9")
+    assert {"temperature": 0.25, "top_p": 0.5, "top_k": -1, "max_new_tokens": 9} == fake.sessions[0].settings[
+        "sampling"
+    ]
+    assert (0.25, 9, 0.5) == (told[0]["temperature"], told[0]["max_tokens"], told[0]["top_p"])
 
 
 def test_the_seed_of_a_session_is_frozen_and_distinct():

@@ -194,6 +194,7 @@ def test_the_config_hash_changes_with_what_decides_rows_and_with_nothing_else():
         "top_p": 0.5,
         "top_k": 5,
         "max_new_tokens": 7,
+        "sampling_bounds": "temperature=0:1",
         "seed": 1,
         "max_turns": 3,
         "max_seq_len": 100,
