@@ -98,7 +98,11 @@ def show(
     limit: Annotated[int, typer.Option(min=1, help="Rows to list, at most.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show batches, one batch, one group or one sample; staged and quarantined batches too.
+    """Show batches, one batch, one group or one sample; running, staged and quarantined batches too.
+
+    A batch that runs on this machine is shown with every rollout that has finished: those of unstaged
+    shards are read from the spools in ROLLOUT_HOME, without disturbing their writer. On another
+    machine than the worker's, or with another ROLLOUT_HOME, only staged shards can be seen.
 
     With --sample the conversation is printed token by token: prompt and environment dim, sampled
     tokens coloured from green (sure) to red (unlikely), those outside the loss underlined.
@@ -106,6 +110,7 @@ def show(
     \b
     Examples:
       rollout show
+      rollout show mine                          how far it is, failures, a line per group
       rollout show mine --group 3
       rollout show mine --sample 3f9c
     """
