@@ -54,6 +54,7 @@ def root(
       rollout run --batch-id mine                start, or go on where it stopped
       rollout show mine --sample 3f9c            one conversation, token by token
       rollout parity mine                        verdicts, and paths that differ
+      rollout doctor                             is all there that a batch needs?
     """
 
 
@@ -152,6 +153,34 @@ def agents(as_json: AsJson = False) -> None:
     from flows import look
 
     look.show_installed(as_json=as_json)
+
+
+@app.command(epilog=ENVIRONMENT)
+def doctor(
+    engine_url: Annotated[
+        str | None, typer.Option(help="Engine to look at (SGLang's /generate); without one the embedded is started.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Checkpoint directory; without one the shipped one.")] = None,
+    renderer: Annotated[str, typer.Option(help="Chat format, by its name in `renderers`.")] = "qwen3",
+    lake: Lake = "./lake",
+    as_json: AsJson = False,
+) -> None:
+    """Check all that a batch needs: packages, tokenizer and renderer, engine, sessions, lake, clocks, disks, Prefect.
+
+    A line per check: `ok`, `warn` or `fail`, what was looked at, and what to do about it. Exit code 1 if
+    one failed. A few tokens are sampled; what is written to the lake to try its rights is removed again.
+
+    \b
+    Examples:
+      rollout doctor
+      rollout doctor --lake s3://bucket/lake
+      rollout doctor --engine-url http://127.0.0.1:30000 --model ./Qwen3-8B
+      rollout doctor --json | jq '.checks[] | select(.state != "ok")'
+    """
+    from flows import diagnose
+
+    if diagnose.diagnose(engine_url=engine_url, model=model, renderer=renderer, lake=lake, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @session.command()
