@@ -193,6 +193,8 @@ def _status_text(view: BatchView) -> str:
     status = "planned, nothing staged yet" if view.status == PLANNED else view.status
     if view.running:
         return f"{status} (a process of this machine holds its spools)"
+    if view.plan is not None and len(view.staged) == len(view.plan.shards):
+        return f"{status}; checked and published at this moment, or by `rollout run --batch-id {view.batch_id}`"
     seen = "no process of this machine is seen" if view.running is False else "this system does not say whether one is"
     return f"{status}; {seen} running it, `rollout run --batch-id {view.batch_id}` goes on"
 

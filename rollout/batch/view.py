@@ -115,10 +115,11 @@ def view_batch(lake: str, batch_id: str, spools: Path) -> BatchView:
         known = ", ".join(sorted(row["batch_id"] for row in list_batches(lake, spools))[-5:]) or "none"
         raise BadInput(f"no batch {batch_id!r} in {paths.uri} (batches there: {known})")
     area: Area = "quarantine" if decided in ("quarantined", "discarded") else "staging"
+    open_plan = plan if decided is None else None
     # Spools first: a shard that is staged between the two looks then counts once, as staged.
-    spooled = _spooled(spools, plan) if plan is not None and decided is None else {}
+    spooled = _spooled(spools, open_plan) if open_plan else {}
     staged = staged_shards(paths, batch_id, area)
-    running = is_running(spools, plan) if plan is not None and decided is None else False
+    running = is_running(spools, open_plan) if open_plan else False
     return BatchView(
         paths=paths,
         plan=plan,
