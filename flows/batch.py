@@ -21,12 +21,12 @@ from rollout import __version__
 from rollout.batch.check import ShardCheck, checkers, join_checks
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress, watched
-from rollout.batch.spool import remove_spools
+from rollout.batch.spool import SPOOLS, remove_spools
 from rollout.batch.summary import Summary, batch_row
 from rollout.errors import BatchIncomplete, EngineError, FailedInARow, ParityFailed, SessionUnreachable
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
-from tasks.engine import SPOOLS, start_worker
+from tasks.engine import start_worker
 from tasks.parity import check_shard, parity_failure
 from tasks.plan import plan_batch, write_plan
 from tasks.publish import Manifests, publish, quarantine

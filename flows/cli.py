@@ -54,6 +54,7 @@ def root(
       rollout run --batch-id mine                start, or go on where it stopped
       rollout show mine --sample 3f9c            one conversation, token by token
       rollout parity mine                        verdicts, and paths that differ
+      rollout doctor                             is all there that a batch needs?
     """
 
 
@@ -98,7 +99,11 @@ def show(
     limit: Annotated[int, typer.Option(min=1, help="Rows to list, at most.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show batches, one batch, one group or one sample; staged and quarantined batches too.
+    """Show batches, one batch, one group or one sample; running, staged and quarantined batches too.
+
+    A batch that runs on this machine is shown with every rollout that has finished: those of unstaged
+    shards are read from the spools in ROLLOUT_HOME, without disturbing their writer. On another
+    machine than the worker's, or with another ROLLOUT_HOME, only staged shards can be seen.
 
     With --sample the conversation is printed token by token: prompt and environment dim, sampled
     tokens coloured from green (sure) to red (unlikely), those outside the loss underlined.
@@ -106,6 +111,7 @@ def show(
     \b
     Examples:
       rollout show
+      rollout show mine                          how far it is, failures, a line per group
       rollout show mine --group 3
       rollout show mine --sample 3f9c
     """
@@ -147,6 +153,34 @@ def agents(as_json: AsJson = False) -> None:
     from flows import look
 
     look.show_installed(as_json=as_json)
+
+
+@app.command(epilog=ENVIRONMENT)
+def doctor(
+    engine_url: Annotated[
+        str | None, typer.Option(help="Engine to look at (SGLang's /generate); without one the embedded is started.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Checkpoint directory; without one the shipped one.")] = None,
+    renderer: Annotated[str, typer.Option(help="Chat format, by its name in `renderers`.")] = "qwen3",
+    lake: Lake = "./lake",
+    as_json: AsJson = False,
+) -> None:
+    """Check all that a batch needs: packages, tokenizer and renderer, engine, sessions, lake, clocks, disks, Prefect.
+
+    A line per check: `ok`, `warn` or `fail`, what was looked at, and what to do about it. Exit code 1 if
+    one failed. A few tokens are sampled; what is written to the lake to try its rights is removed again.
+
+    \b
+    Examples:
+      rollout doctor
+      rollout doctor --lake s3://bucket/lake
+      rollout doctor --engine-url http://127.0.0.1:30000 --model ./Qwen3-8B
+      rollout doctor --json | jq '.checks[] | select(.state != "ok")'
+    """
+    from flows import diagnose
+
+    if diagnose.diagnose(engine_url=engine_url, model=model, renderer=renderer, lake=lake, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @session.command()

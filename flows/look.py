@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections import Counter
 from typing import Any
 
 import polars as pl
@@ -12,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollout.batch.view import STAGED, BatchView, find_sample, list_batches, view_batch
+from flows.server import state_home
+from rollout.batch.spool import SPOOLS
+from rollout.batch.view import PLANNED, BatchView, find_sample, list_batches, view_batch
 from rollout.errors import BadInput
 
 GROUP_COLUMNS = ["group_index", "index", "sibling", "prompt", "status", "reward", "failure"]
@@ -21,9 +24,13 @@ SAMPLE_COLUMNS += ["turns", "response_length", "agent", "failure"]
 PARITY_COLUMNS = ["index", "rollout_key", "verdict", "reason", "paths"]
 
 
+def _view(lake: str, batch_id: str) -> BatchView:
+    return view_batch(lake, batch_id, state_home() / SPOOLS)
+
+
 def show_batches(lake: str, *, limit: int, as_json: bool) -> None:
     """List the lake's newest batches."""
-    rows = list_batches(lake)
+    rows = list_batches(lake, state_home() / SPOOLS)
     if as_json:
         return _print_json({"batches": rows})
     if not rows:
@@ -35,12 +42,14 @@ def show_batches(lake: str, *, limit: int, as_json: bool) -> None:
 
 def show_batch(lake: str, batch_id: str, *, limit: int, as_json: bool) -> None:
     """Show one batch: its facts, and a line per group."""
-    view = view_batch(lake, batch_id)
-    groups = _groups(view)
+    view = _view(lake, batch_id)
+    groups, facts = _groups(view), {**_facts(view), **_progress(view)}
     if as_json:
-        return _print_json({**_facts(view), "groups": groups})
-    for name, value in _facts(view).items():
-        print(f"{name:<14} {_cell(value)}")
+        return _print_json({**facts, "groups": groups})
+    for name, value in _as_text(view, facts).items():
+        print(f"{name:<17} {_cell(value)}")
+    if not groups:
+        return
     columns = ["group", "prompt", "rollouts", "samples", "mean reward", "rewards", "status"]
     lines = [[_cell(group[name.replace(" ", "_")]) for name in columns] for group in groups[:limit]]
     _print_table(columns, lines, of=len(groups))
@@ -49,7 +58,7 @@ def show_batch(lake: str, batch_id: str, *, limit: int, as_json: bool) -> None:
 
 def show_group(lake: str, batch_id: str, group: int, *, limit: int, as_json: bool) -> None:
     """List one group's samples."""
-    view = view_batch(lake, batch_id)
+    view = _view(lake, batch_id)
     frame = view.samples(SAMPLE_COLUMNS)
     rows = frame.filter(pl.col("group_index") == group).drop("group_index").to_dicts() if frame.width else []
     if not rows:
@@ -65,7 +74,7 @@ def show_sample(lake: str, batch_id: str, name: str, *, as_json: bool) -> None:
     """Print one sample's conversation, token by token."""
     from flows.conversation import print_sample
 
-    view = view_batch(lake, batch_id)
+    view = _view(lake, batch_id)
     sample = find_sample(view, name)
     if as_json:
         return _print_json(sample)
@@ -74,7 +83,7 @@ def show_sample(lake: str, batch_id: str, name: str, *, as_json: bool) -> None:
 
 def show_parity(lake: str, batch_id: str, *, limit: int, as_json: bool) -> bool:
     """Show a batch's verdicts; True if a rollout differs. What is only staged is checked here."""
-    view = view_batch(lake, batch_id)
+    view = _view(lake, batch_id)
     known = view.parity()
     rows = (_check_here(view) if known is None else known).select(PARITY_COLUMNS)
     counts = rows.group_by("verdict").len().sort("verdict")
@@ -137,7 +146,7 @@ def _check_here(view: BatchView) -> pl.DataFrame:
 
 def _facts(view: BatchView) -> dict[str, Any]:
     plan, row = view.plan, view.row or {}
-    facts = {
+    return {
         "batch_id": view.batch_id,
         "status": view.status,
         "lake": view.paths.uri,
@@ -147,9 +156,47 @@ def _facts(view: BatchView) -> dict[str, Any]:
         "n_rollouts": plan.n_rollouts if plan else row.get("n_rollouts"),
         "reward_mean": row.get("reward_mean"),
     }
-    if view.status == STAGED and plan is not None:
-        facts["shards_staged"] = f"{view.shards_staged} of {len(plan.shards)}"
-    return facts
+
+
+def _progress(view: BatchView) -> dict[str, Any]:
+    """How far a batch is that nothing is decided about; empty for any other."""
+    if not view.undecided or view.plan is None:
+        return {}
+    frame = view.samples(["index", "reward", "failure"])
+    rollouts = frame.unique("index", keep="first") if frame.width else frame
+    failures = [row["type"] for row in rollouts["failure"].to_list() if row] if frame.width else []
+    return {
+        "running": view.running,
+        "shards": len(view.plan.shards),
+        "shards_staged": len(view.staged),
+        "rollouts_finished": view.rollouts_finished,
+        "rollouts_spooled": view.rollouts_spooled,
+        "failures": dict(sorted(Counter(failures).items())),
+        "reward_mean": rollouts["reward"].mean() if frame.width else None,
+    }
+
+
+def _as_text(view: BatchView, facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts as a person reads them."""
+    text = dict(facts)
+    if view.undecided and view.plan is not None:
+        del text["running"], text["shards"], text["rollouts_spooled"]
+        text["status"] = _status_text(view)
+        text["shards_staged"] = f"{len(view.staged)} of {len(view.plan.shards)}"
+        spooled = f" ({view.rollouts_spooled} of them in this machine's spools)" if view.rollouts_spooled else ""
+        text["rollouts_finished"] = f"{view.rollouts_finished} of {view.plan.n_rollouts}{spooled}"
+        text["failures"] = ", ".join(f"{kind} {n}" for kind, n in facts["failures"].items()) or "none"
+    return text
+
+
+def _status_text(view: BatchView) -> str:
+    status = "planned, nothing staged yet" if view.status == PLANNED else view.status
+    if view.running:
+        return f"{status} (a process of this machine holds its spools)"
+    if view.plan is not None and len(view.staged) == len(view.plan.shards):
+        return f"{status}; checked and published at this moment, or by `rollout run --batch-id {view.batch_id}`"
+    seen = "no process of this machine is seen" if view.running is False else "this system does not say whether one is"
+    return f"{status}; {seen} running it, `rollout run --batch-id {view.batch_id}` goes on"
 
 
 def _groups(view: BatchView) -> list[dict[str, Any]]:

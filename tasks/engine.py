@@ -9,10 +9,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from rollout.batch.prepare import Batch
+from rollout.batch.spool import SPOOLS
 from rollout.batch.worker import Worker, open_worker
-
-SPOOLS = "spool"
-"""Folder of the finished rollouts of shards that are not staged yet, below the command's state folder."""
 
 
 @task(name="start engine and sessions", cache_policy=NO_CACHE, persist_result=False)

@@ -43,6 +43,8 @@ from rollout.tape_columns import TRAJECTORIES_SCHEMA
 
 log = logging.getLogger(__name__)
 
+SPOOLS = "spool"
+"""Folder of all spools, below the command's state folder."""
 FORMAT = 1
 SCHEMAS = (SAMPLES_SCHEMA, TRAJECTORIES_SCHEMA)
 _LENGTH_BYTES = 8
@@ -154,6 +156,19 @@ def open_spool(root: Path, plan: Plan, shard: int) -> Spool:
                 first.rollouts.append(rows)
         other.close() if first.full else other.remove()
     return first
+
+
+def peek_spool(root: Path, plan: Plan, shard: int) -> list[RolloutRows]:
+    """The finished rollouts in the shard's spools as they are now, by index; for lookers while a batch runs.
+
+    Files are only read: nothing is locked, cut or made. A frame that is being written is not there yet.
+    """
+    header, found = spool_header(plan, shard), dict[int, RolloutRows]()
+    for path in _files(spool_folder(root, plan), shard):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            rollouts, _, _ = _read(file.fileno(), header)
+            found = {rows.index: rows for rows in rollouts} | found
+    return [rows for _, rows in sorted(found.items())]
 
 
 def remove_spools(root: Path, plan: Plan, shard: int) -> None:

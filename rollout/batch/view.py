@@ -1,22 +1,34 @@
-"""A batch as it can be looked at, wherever its rows are: published, staged or in quarantine."""
+"""A batch as it can be looked at, wherever its rows are: published, staged, in quarantine, or only in spools."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
+from rollout.batch.spool import peek_spool, spool_folder
+from rollout.columns import SAMPLES_SCHEMA
 from rollout.errors import BadInput
+from rollout.flock import any_locked
+from rollout.lake.manifest import Manifest
 from rollout.lake.paths import Area, LakePaths
 from rollout.lake.planfile import Plan
 from rollout.lake.publishing import batch_status
 from rollout.lake.reading import newest_batch_row, scan_batches, scan_parity, scan_samples
+from rollout.lake.schema import conform
 from rollout.lake.staging import planned_batches, read_plan, read_staged, staged_shards
 from rollout.lake.tables import open_table
 
+PLANNED = "planned"
 STAGED = "staged"
+RUNNING = "running"
+UNDECIDED = (PLANNED, STAGED, RUNNING)
+"""A batch's status while the batches table has no row of it: nothing staged yet, something is, it runs here."""
+
 LIST_COLUMNS = (
     "batch_id",
     "status",
@@ -25,49 +37,72 @@ LIST_COLUMNS = (
     "reward_mean",
     "created_at",
 )
+_ORDER = ["group_index", "rollout_key", "sibling"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchView:
-    """One batch: `status` as in the batches table, or `staged` while nothing is decided; `row` is its newest there."""
+    """One batch at one moment: `status` as in the batches table, or one of UNDECIDED; `row` is its newest there.
+
+    `staged` has the manifests of what is outside the tables, `spooled` the samples (SAMPLES_SCHEMA) of
+    finished rollouts of other shards, as far as this machine's spools have them. `running`: a process of
+    this machine holds a spool of the batch; null where the system does not say.
+    """
 
     paths: LakePaths
     plan: Plan | None
     batch_id: str
     status: str
     row: dict[str, Any] | None
-    shards_staged: int
+    staged: dict[int, Manifest]
+    spooled: dict[int, pa.Table]
+    running: bool | None
 
     @property
-    def area(self) -> Area | None:
-        """Where the rows are outside the tables; null where they are in the samples table."""
-        if self.status in ("published", "released"):
-            return None
-        return "staging" if self.status == STAGED else "quarantine"
+    def undecided(self) -> bool:
+        return self.status in UNDECIDED
+
+    @property
+    def rollouts_finished(self) -> int:
+        """Rollouts whose rows can be seen."""
+        if self.plan is None:
+            return int(self.row["n_rollouts"]) if self.row else 0
+        if not self.undecided:
+            return self.plan.n_rollouts
+        return self.rollouts_spooled + sum(self.plan.shards[shard].n_rollouts for shard in self.staged)
+
+    @property
+    def rollouts_spooled(self) -> int:
+        """Rollouts that only this machine's spools have."""
+        return sum(len(table.column("index").unique()) for table in self.spooled.values())
 
     def samples(self, columns: list[str]) -> pl.DataFrame:
         """The batch's samples, by (group_index, rollout_key, sibling)."""
-        order = ["group_index", "rollout_key", "sibling"]
-        if self.area is None:
-            frame = scan_samples(self.paths, self.batch_id).select({*columns, *order}).collect()
+        wanted = sorted({*columns, *_ORDER})
+        if self.status in ("published", "released"):
+            frame = scan_samples(self.paths, self.batch_id).select(wanted).collect()
         else:
-            parts = [samples.select(sorted({*columns, *order})) for samples in self._staged(self.area)]
-            frame = pl.concat([pl.DataFrame(part) for part in parts]) if parts else pl.DataFrame()
-        return frame.sort(order).select(columns) if frame.width else frame
+            parts = [pl.DataFrame(table.select(wanted)) for table in self._tables()]
+            frame = pl.concat(parts) if parts else pl.DataFrame()
+        return frame.sort(_ORDER).select(columns) if frame.width else frame
 
-    def _staged(self, area: Area) -> Iterator[Any]:
-        for manifest in staged_shards(self.paths, self.batch_id, area).values():
+    def _tables(self) -> Iterator[pa.Table]:
+        for manifest in self.staged.values():
             yield read_staged(self.paths, manifest)[0]
+        yield from self.spooled.values()
 
     def parity(self) -> pl.DataFrame | None:
         """The batch's rows of the parity table, null where it has none yet."""
-        if self.status == STAGED:
+        if self.undecided:
             return None
         return scan_parity(self.paths, self.batch_id).sort("index", "check").collect()
 
 
-def view_batch(lake: str, batch_id: str) -> BatchView:
+def view_batch(lake: str, batch_id: str, spools: Path) -> BatchView:
     """The batch `batch_id` of a lake.
+
+    Args:
+        spools: this machine's folder of spools; they are only read.
 
     Raises:
         BadInput: there is no such batch.
@@ -75,22 +110,48 @@ def view_batch(lake: str, batch_id: str) -> BatchView:
     paths = LakePaths(lake)
     paths.check_nothing_in_the_way()
     plan = read_plan(paths, batch_id)
-    status = batch_status(paths, batch_id)
-    if plan is None and status is None:
-        known = ", ".join(sorted(row["batch_id"] for row in list_batches(lake))[-5:]) or "none"
+    decided = batch_status(paths, batch_id)
+    if plan is None and decided is None:
+        known = ", ".join(sorted(row["batch_id"] for row in list_batches(lake, spools))[-5:]) or "none"
         raise BadInput(f"no batch {batch_id!r} in {paths.uri} (batches there: {known})")
-    area: Area = "quarantine" if status in ("quarantined", "discarded") else "staging"
+    area: Area = "quarantine" if decided in ("quarantined", "discarded") else "staging"
+    open_plan = plan if decided is None else None
+    # Spools first: a shard that is staged between the two looks then counts once, as staged.
+    spooled = _spooled(spools, open_plan) if open_plan else {}
+    staged = staged_shards(paths, batch_id, area)
+    running = is_running(spools, open_plan) if open_plan else False
     return BatchView(
         paths=paths,
         plan=plan,
         batch_id=batch_id,
-        status=status or STAGED,
-        row=newest_batch_row(paths, batch_id) if status is not None else None,
-        shards_staged=len(staged_shards(paths, batch_id, area)),
+        status=decided or _undecided_status(running, len(staged)),
+        row=newest_batch_row(paths, batch_id) if decided is not None else None,
+        staged=staged,
+        spooled={shard: table for shard, table in spooled.items() if shard not in staged},
+        running=running,
     )
 
 
-def list_batches(lake: str) -> list[dict[str, Any]]:
+def _spooled(spools: Path, plan: Plan) -> dict[int, pa.Table]:
+    found = {}
+    for cut in plan.shards:
+        if rollouts := peek_spool(spools, plan, cut.shard):
+            # Made into one piece, so that no tape is kept in memory behind its samples.
+            table = pa.Table.from_batches([rows.samples for rows in rollouts], SAMPLES_SCHEMA).combine_chunks()
+            found[cut.shard] = conform(table, "samples")
+    return found
+
+
+def is_running(spools: Path, plan: Plan) -> bool | None:
+    """Whether a process of this machine runs shards of this plan: it has their spools locked. Null: not known."""
+    return any_locked(spool_folder(spools, plan).glob("*.spool"))
+
+
+def _undecided_status(running: bool | None, n_staged: int) -> str:
+    return RUNNING if running else STAGED if n_staged else PLANNED
+
+
+def list_batches(lake: str, spools: Path) -> list[dict[str, Any]]:
     """All batches of a lake, planned ones too, oldest first.
 
     Raises:
@@ -105,7 +166,9 @@ def list_batches(lake: str) -> list[dict[str, Any]]:
     for batch_id in planned_batches(paths):
         plan = read_plan(paths, batch_id) if batch_id not in decided else None
         if plan is not None:
-            facts = [batch_id, STAGED, plan.n_prompts, plan.n_rollouts, None, plan.created_at]
+            n_staged = len(paths.store.names(f"{paths.folder(batch_id)}/shards"))
+            status = _undecided_status(is_running(spools, plan), n_staged)
+            facts = [batch_id, status, plan.n_prompts, plan.n_rollouts, None, plan.created_at]
             rows.append(dict(zip(LIST_COLUMNS, facts, strict=True)))
     return sorted(rows, key=lambda row: (row["created_at"], row["batch_id"]))
 

@@ -62,6 +62,9 @@ class Store(Protocol):
 
     def size(self, key: str) -> int: ...
 
+    def modified(self, key: str) -> float:
+        """When the file was written, in Unix seconds of the store's own clock."""
+
     def exists(self, key: str) -> bool: ...
 
     def names(self, folder: str) -> list[str]:
@@ -142,6 +145,9 @@ class LocalStore:
 
     def size(self, key: str) -> int:
         return self.path(key).stat().st_size
+
+    def modified(self, key: str) -> float:
+        return self.path(key).stat().st_mtime
 
     def exists(self, key: str) -> bool:
         return self.path(key).exists()
@@ -237,6 +243,9 @@ class S3Store:
 
     def size(self, key: str) -> int:
         return int(self.fs.info(self.path(key))["size"])
+
+    def modified(self, key: str) -> float:
+        return float(self.fs.info(self.path(key))["LastModified"].timestamp())
 
     def exists(self, key: str) -> bool:
         return bool(self.fs.exists(self.path(key)))

@@ -58,6 +58,11 @@ def test_the_options_of_run_are_locked():
     assert [*RUN_OPTIONS, "--dry-run", "--json"] == ["/".join(p.opts + p.secondary_opts) for p in parameters]
 
 
+def test_the_options_of_doctor_are_locked():
+    parameters = get_command(app).commands["doctor"].params
+    assert ["--engine-url", "--model", "--renderer", "--lake", "--json"] == [p.opts[0] for p in parameters]
+
+
 def test_every_field_of_the_configuration_is_an_option_and_a_flow_parameter():
     fields = list(BatchConfig.model_fields)
     assert fields == [parameter.name for parameter in cli_parameters()]
@@ -72,9 +77,13 @@ def test_only_what_was_given_is_given():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--help"], ["run", "show", "parity", "agents", "session", "Examples", "ROLLOUT_HOME", "PREFECT_API_URL"]),
+        (
+            ["--help"],
+            ["run", "show", "parity", "agents", "doctor", "session", "Examples", "ROLLOUT_HOME", "PREFECT_API_URL"],
+        ),
         (["run", "--help"], ["--n-samples-per-prompt", "Examples", "--dry-run", "[default: (0.95)]", "ROLLOUT_HOME"]),
-        (["show", "--help"], ["--sample", "--group", "Examples"]),
+        (["show", "--help"], ["--sample", "--group", "Examples", "ROLLOUT_HOME"]),
+        (["doctor", "--help"], ["--engine-url", "--renderer", "Exit code 1", "Examples", "rollout doctor --json"]),
         (["parity", "--help"], ["differ", "--json"]),
         (["session", "serve", "--help"], ["--engine", "--tokenizer", "--driver-token-env"]),
     ],
@@ -87,7 +96,17 @@ def test_help_names_what_there_is(arguments: list[str], expected: list[str]):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["run", "--help"], ["run", "--dry-run"], ["show"], ["show", "mine"], ["parity", "mine"], ["agents"]],
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["run", "--dry-run"],
+        ["show"],
+        ["show", "mine"],
+        ["parity", "mine"],
+        ["agents"],
+        ["doctor", "--help"],
+        ["doctor", "--engine-url", "http://127.0.0.1:9"],
+    ],
     ids=" ".join,
 )
 def test_commands_that_start_no_flow_import_neither_prefect_nor_torch(arguments: list[str], tmp_path: Path):

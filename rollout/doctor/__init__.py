@@ -1,0 +1,1 @@
+"""`rollout doctor`: is everything there that a batch needs? Looks only; what it writes to look, it removes."""
