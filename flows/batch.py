@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -18,12 +19,13 @@ from flows.options import flow_docstring, flow_signature
 from flows.server import state_home
 from flows.stopping import keep_sigterm
 from rollout import __version__
+from rollout.batch.canary import canary_shards, require_staged
 from rollout.batch.check import ShardCheck, checkers, join_checks
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress, watched
 from rollout.batch.spool import SPOOLS, remove_spools
 from rollout.batch.summary import Summary, batch_row
-from rollout.errors import BatchIncomplete, EngineError, FailedInARow, ParityFailed, SessionUnreachable
+from rollout.errors import BatchIncomplete, CanaryFailed, EngineError, FailedInARow, ParityFailed, SessionUnreachable
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
 from tasks.engine import start_worker
@@ -88,7 +90,7 @@ async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
             progress.phase = "starting the engine"
             worker = await start_worker(stack, batch, state_home())
         await write_plan(batch)
-        progress.phase, progress.first_rollout = "rolling out", time.monotonic()
+        progress.first_rollout = time.monotonic()
         slots = asyncio.Semaphore(_shards_at_once(batch))
 
         async def one(shard: int) -> ShardCheck:
@@ -102,12 +104,42 @@ async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
             progress.verdicts.update(check.parity.column("verdict").to_pylist())
             return check
 
-        return await _all_or_none(batch, [one(cut.shard) for cut in batch.plan.shards])
+        return await _in_order(batch, progress, set(staged), one)
+
+
+async def _in_order(
+    batch: Batch, progress: BatchProgress, staged: set[int], one: Callable[[int], Coroutine[Any, Any, ShardCheck]]
+) -> list[ShardCheck]:
+    """The checks of all shards, the canary's before any other shard is started."""
+    numbers = [cut.shard for cut in batch.plan.shards]
+    n_first = len(canary_shards(batch.plan, batch.config.canary))
+    first, rest = numbers[:n_first], numbers[n_first:]
+    checks: list[ShardCheck] = []
+    if not staged.issuperset(rest):
+        if first:
+            progress.phase = "canary"
+            checks = await _all_or_none(batch, [one(shard) for shard in first])
+            _require_canary(batch, checks)
+        first = []
+    progress.phase = "rolling out"
+    return checks + await _all_or_none(batch, [one(shard) for shard in first + rest])
+
+
+def _require_canary(batch: Batch, checks: list[ShardCheck]) -> None:
+    try:
+        require_staged([check.facts for check in checks], [check.parity for check in checks], batch.config.canary)
+    except CanaryFailed as error:
+        batch_id = batch.plan.batch_id
+        raise CanaryFailed(
+            f"batch {batch_id} stopped: {error}; its rows are staged and stay: `rollout run --batch-id {batch_id} "
+            "--canary 0` goes on with them, or choose another batch id"
+        ) from error
 
 
 def _shards_at_once(batch: Batch) -> int:
     """Enough shards to keep the engine's slots full while the last rollouts of one still run."""
-    smallest = min(cut.n_rollouts for cut in batch.plan.shards)
+    n_first = len(canary_shards(batch.plan, batch.config.canary))
+    smallest = min(cut.n_rollouts for cut in batch.plan.shards[n_first:] or batch.plan.shards)
     return 1 + -(-batch.config.concurrency // smallest)
 
 
@@ -117,10 +149,22 @@ async def _all_or_none(batch: Batch, shards: list[Any]) -> list[ShardCheck]:
             running = [group.create_task(shard) for shard in shards]
     except BaseExceptionGroup as errors:
         first = _first(errors)
-        if isinstance(first, (EngineError, SessionUnreachable, FailedInARow)):
-            raise _incomplete(batch, first) from first
-        raise first from None
+        stopped = _stopped(batch, first)
+        raise stopped from (None if stopped is first else first)
     return [task.result() for task in running]
+
+
+def _stopped(batch: Batch, error: BaseException) -> BaseException:
+    """What ends the batch, with how to go on where that is possible."""
+    if isinstance(error, (EngineError, SessionUnreachable, FailedInARow)):
+        return _incomplete(batch, error)
+    if isinstance(error, CanaryFailed):
+        batch_id = batch.plan.batch_id
+        return CanaryFailed(
+            f"batch {batch_id} stopped: {error}; nothing of that is staged: `rollout run --batch-id {batch_id}` "
+            "runs it again, with `--canary 0` the batch goes on without a canary"
+        )
+    return error
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rollout.batch.canary import canary_shards
 from rollout.batch.prepare import Batch, RunOrigin, prepare
 
 
@@ -106,6 +107,7 @@ def _show_plan(batch: Batch, *, named: bool, as_json: bool) -> None:
         "refused_prompts": plan.n_refused,
         "rollouts": plan.n_rollouts,
         "shards": len(plan.shards),
+        "canary_rollouts": sum(cut.n_rollouts for cut in canary_shards(plan, batch.config.canary)),
         "agents": list(plan.agents),
         "config_hash": plan.config_hash,
         "model_digest": plan.model_digest,

@@ -146,12 +146,14 @@ def _check_here(view: BatchView) -> pl.DataFrame:
 
 def _facts(view: BatchView) -> dict[str, Any]:
     plan, row = view.plan, view.row or {}
+    config = plan.config if plan else json.loads(row.get("config") or "{}")
     return {
         "batch_id": view.batch_id,
         "status": view.status,
         "lake": view.paths.uri,
         "created_at": row.get("created_at") or (plan.created_at if plan else None),
         "config_hash": plan.config_hash if plan else row.get("config_hash"),
+        "policy_version": config.get("policy_version"),
         "n_prompts": plan.n_prompts if plan else row.get("n_prompts"),
         "n_rollouts": plan.n_rollouts if plan else row.get("n_rollouts"),
         "reward_mean": row.get("reward_mean"),

@@ -74,6 +74,9 @@ class BatchConfig(BaseModel):
     max_failed_in_a_row: int | None = Field(
         32, ge=1, le=1_000_000, description="Rollouts failing one after another that end the batch early; null: never."
     )
+    canary: int = Field(
+        0, ge=0, le=1_000_000, description="Groups of which each needs a good rollout before the rest starts; 0: none."
+    )
     skip_bad_prompts: bool = Field(False, description="Record refused prompt rows instead of refusing the file.")
     parity_min_equal: float = Field(
         0.95, ge=0.0, le=1.0, description="Share of provable rollouts that must be equal, or the batch is quarantined."

@@ -15,6 +15,7 @@ RolloutLakeError
 │   ├── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
 │   └── EngineFailed             the engine answered 5xx: a repeat may help
 ├── FailedInARow                 max_failed_in_a_row rollouts failed one after another
+├── CanaryFailed                a batch's first groups did not go well, so the rest was not started
 ├── StagedChanged                a staged file no longer has its manifest's digest
 ├── BatchIncomplete              planned shards are missing
 ├── ParityFailed                 a rollout differs, or too few are equal: the batch is quarantined
@@ -142,6 +143,10 @@ class EngineRefused(EngineError):
 
 class FailedInARow(RolloutLakeError):
     """So many rollouts failed one after another that the batch ends early; it can be gone on with."""
+
+
+class CanaryFailed(RolloutLakeError):
+    """The first groups of a batch did not go well, so its other rollouts were not started; it can be gone on with."""
 
 
 class EngineFailed(EngineError):

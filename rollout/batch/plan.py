@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from copy import deepcopy
 from datetime import UTC, date, datetime
+from itertools import pairwise
 
 from rollout import __version__
 from rollout.batch.prompts import PromptRow
@@ -80,7 +81,7 @@ def make_plan(
         n_refused=len(rows) - len(good),
         n_rollouts=len(rows) * per_prompt,
         agents=tuple(sorted({row.agent or config.agent for row in good})),
-        shards=_cut_shards(len(rows), per_prompt, config.shard_size),
+        shards=_cut_shards(len(rows), per_prompt, config.shard_size, config.canary),
     )
 
 
@@ -123,18 +124,23 @@ def derived_batch_id(batch_id: str, kind: str, digest: str) -> str:
     return check_batch_id(f"{batch_id[:_NAME_LIMIT]}.{kind}-{digest[:8]}")
 
 
-def _cut_shards(n_groups: int, per_group: int, shard_size: int) -> tuple[ShardPlan, ...]:
-    """Shards of whole groups, about `shard_size` rollouts each; larger where there would be too many."""
-    groups = max(1, shard_size // per_group, -(-n_groups // MAX_SHARDS))
+def _cut_shards(n_groups: int, per_group: int, shard_size: int, canary: int = 0) -> tuple[ShardPlan, ...]:
+    """Shards of whole groups, about `shard_size` rollouts each; larger where there would be too many.
+
+    The first `canary` groups share no shard with others.
+    """
+    apart = 0 < canary < n_groups
+    groups = max(1, shard_size // per_group, -(-n_groups // max(1, MAX_SHARDS - apart)))
+    firsts = [*range(0, canary, groups), *range(canary, n_groups, groups)] if apart else range(0, n_groups, groups)
     return tuple(
         ShardPlan(
             shard=shard,
             first_group=first,
-            n_groups=min(groups, n_groups - first),
+            n_groups=end - first,
             first_index=first * per_group,
-            n_rollouts=min(groups, n_groups - first) * per_group,
+            n_rollouts=(end - first) * per_group,
         )
-        for shard, first in enumerate(range(0, n_groups, groups))
+        for shard, (first, end) in enumerate(pairwise([*firsts, n_groups]))
     )
 
 

@@ -105,6 +105,7 @@ async def prepare(given: dict[str, Any], origin: RunOrigin, *, write: bool = Tru
     stored = stored or read_plan(paths, plan.batch_id)
     if stored is None:
         return Batch(paths, config, plan, rows)
+    _check_policy(config, stored)
     # plan.json exists, so this only compares; its cut into shards then holds.
     batch = Batch(paths, config, create_plan(paths, plan), rows)
     batch.planned = True
@@ -145,6 +146,16 @@ def _check_parts(config: BatchConfig, agents: Sequence[str]) -> None:
             config_from_name(config.renderer)
         except ValueError as error:
             raise BadConfig(f"renderer {config.renderer!r}: {error}") from error
+
+
+def _check_policy(config: BatchConfig, stored: Plan) -> None:
+    """The plan's policy version stands for the whole batch: each row says it, whenever it was made."""
+    planned = stored.config.get("policy_version")
+    if config.policy_version != planned:
+        raise BadConfig(
+            f"batch id {stored.batch_id!r} was planned with policy_version {planned}, not {config.policy_version}; "
+            "choose another batch id"
+        )
 
 
 def _changes(given: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rollout import __version__
 from rollout.agents.contract import load_agents
+from rollout.batch.canary import require_unstaged
 from rollout.batch.output import contained_output
 from rollout.batch.plan import shard_inputs, shard_refusals
 from rollout.batch.prepare import Batch
@@ -22,7 +23,7 @@ from rollout.columns import BatchStamp
 from rollout.config import BatchConfig
 from rollout.engine.client import EngineClient
 from rollout.engine.embedded import start_embedded
-from rollout.errors import BadConfig, SessionRefused
+from rollout.errors import BadConfig, CanaryFailed, SessionRefused
 from rollout.generate import RolloutResult, RunContext, session_settings
 from rollout.lake.manifest import Manifest
 from rollout.lake.staging import stage_shard
@@ -44,20 +45,36 @@ class Worker:
         What an earlier run of the shard finished on this machine is in its spool and not run again.
 
         Raises:
+            CanaryFailed: a group of the canary did not go well; the shard is not staged and its spool dropped.
             FailedInARow: too many rollouts of this worker failed one after another; the shard is not staged.
             EngineError, SessionUnreachable: engine or session server is gone. Its rollouts are no failures
                 to keep: the shard is not staged, and the batch goes on from here when it is run again.
             SchemaBreach, InvalidSample: a bug of this package; nothing is staged.
         """
         plan = self.batch.plan
-        spool = await asyncio.to_thread(open_spool, self._spools, plan, shard)
+        spool = await asyncio.to_thread(self._open_spool, shard)
         with spool:
             result = await self._roll_out(shard, spool, progress)
+            try:
+                require_unstaged(result.samples, self.batch.config.canary)
+            except CanaryFailed:
+                await asyncio.to_thread(spool.remove)
+                raise
             manifest = await asyncio.to_thread(
                 stage_shard, self.batch.paths, plan, shard, result.samples, result.trajectories, result.counts
             )
             await asyncio.to_thread(spool.remove)
         return manifest
+
+    def _open_spool(self, shard: int) -> Spool:
+        """The shard's spool. A canary that was stopped after a failure is run anew: that failure may be mended."""
+        plan = self.batch.plan
+        spool = open_spool(self._spools, plan, shard)
+        in_canary = plan.shards[shard].first_group < self.batch.config.canary
+        if in_canary and any(rows.samples.column("failure")[0].is_valid for rows in spool.rollouts):
+            spool.remove()
+            return open_spool(self._spools, plan, shard)
+        return spool
 
     async def _roll_out(self, shard: int, spool: Spool, progress: BatchProgress) -> ShardResult:
         def finished(rollout: RolloutResult) -> None:

@@ -48,6 +48,7 @@ RUN_OPTIONS = [
     "--max-attempts",
     "--retry-agent-errors/--no-retry-agent-errors",
     "--max-failed-in-a-row",
+    "--canary",
     "--skip-bad-prompts/--no-skip-bad-prompts",
     "--parity-min-equal",
 ]

@@ -37,6 +37,7 @@ def test_the_generated_schema_is_flat_and_follows_the_model():
         ("session_version", {"type": "string", "enum": ["v1", "v2"], "default": "v2"}),
         ("engine", {"type": "string", "enum": ["embedded", "external"], "default": "embedded"}),
         ("shard_size", {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 32}),
+        ("canary", {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 0}),
         ("parity_min_equal", {"type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.95}),
     ],
 )

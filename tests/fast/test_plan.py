@@ -60,19 +60,31 @@ def test_index_is_group_times_samples_plus_position():
 
 
 @given(
-    n_prompts=st.integers(1, 400), n_samples=st.integers(1, 6), shard_size=st.integers(1, 60), limit=st.integers(1, 50)
+    n_prompts=st.integers(1, 400),
+    n_samples=st.integers(1, 6),
+    shard_size=st.integers(1, 60),
+    limit=st.integers(1, 50),
+    canary=st.integers(0, 40),
 )
-def test_shards_are_whole_groups_cover_every_index_once_and_are_not_too_many(n_prompts, n_samples, shard_size, limit):
+def test_shards_are_whole_groups_cover_every_index_once_and_are_not_too_many(
+    n_prompts, n_samples, shard_size, limit, canary
+):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "MAX_SHARDS", limit)
-        cuts = planning._cut_shards(n_prompts, n_samples, shard_size)
+        cuts = planning._cut_shards(n_prompts, n_samples, shard_size, canary)
+        plain = planning._cut_shards(n_prompts, n_samples, shard_size)
+    apart = 0 < canary < n_prompts
     assert list(range(n_prompts * n_samples)) == [index for cut in cuts for index in cut.indexes]
     assert list(range(len(cuts))) == [cut.shard for cut in cuts]
-    assert len(cuts) <= limit
+    assert len(cuts) <= max(limit, 1 + apart)
     for cut in cuts:
         assert cut.first_index == cut.first_group * n_samples and len(cut.indexes) == cut.n_groups * n_samples
-        needed = -(-n_prompts // limit)
+        needed = -(-n_prompts // max(1, limit - apart))
         assert cut.n_groups <= max(1, shard_size // n_samples, needed)
+    if apart:
+        assert canary in {cut.first_group for cut in cuts}, "a canary's group shares a shard with others"
+    else:
+        assert plain == cuts
 
 
 def test_a_large_batch_gets_larger_shards_not_more():
