@@ -78,7 +78,7 @@ async def test_a_run_that_somebody_started_is_named_by_its_creation_and_id(monke
 async def test_options_equal_to_their_default_count_as_not_given_where_nobody_knows_better(monkeypatch, tmp_path):
     seen = {}
 
-    async def prepare(given, origin):
+    async def prepare(given, origin, **_):
         seen.update(given)
         return SimpleNamespace(config=BatchConfig(**given))
 
