@@ -14,7 +14,8 @@ from rollout.batch.content import Content, reading
 from rollout.batch.promptparse import ROW_KEYS, GivenRow, JsonLine, TableRow, has_json
 from rollout.errors import BadPrompts
 
-BATCH_ROWS = 1024
+BATCH_ROWS = 256
+"""Rows of a table that are Python objects at a time."""
 _BUFFER_BYTES = 1024 * 1024
 _PARQUET_MAGIC = b"PAR1"
 _BOM = b"\xef\xbb\xbf"

@@ -14,6 +14,7 @@ from rollout.batch.promptrow import RowRefused, check_row, plain_json
 
 ROW_KEYS = ("messages", "tools", "label", "metadata", "agent", "rollout_id")
 NESTED = ("messages", "tools", "metadata")
+_WRITER = json.JSONEncoder(default=repr)
 Parsed = tuple[dict[str, Any], bytes]
 """A row that can run and its JSON."""
 
@@ -53,7 +54,7 @@ class TableRow:
     json_types: Mapping[str, pa.DataType]
 
     def raw(self) -> bytes:
-        return json.dumps(self.values, default=repr).encode()
+        return _WRITER.encode(self.values).encode()
 
     def parse(self) -> Parsed:
         parsed = {}
