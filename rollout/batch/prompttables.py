@@ -109,8 +109,8 @@ def _delta_rows(delta: DeltaTable, name: str) -> Iterator[Any]:
         with table_errors(name, "a Delta table"):
             dataset = delta.to_pyarrow_dataset()
             files = pa.table(delta.get_add_actions()).select(["path", "modification_time"]).to_pylist()
-            written = {unquote(file["path"]): file["modification_time"] for file in files}
-            fragments = {unquote(fragment.path): fragment for fragment in dataset.get_fragments()}
+            written = {_plain(file["path"]): file["modification_time"] for file in files}
+            fragments = {_plain(fragment.path): fragment for fragment in dataset.get_fragments()}
             ordered = sorted(fragments, key=lambda path: (written[path], path))
             batches = (
                 batch
@@ -122,6 +122,13 @@ def _delta_rows(delta: DeltaTable, name: str) -> Iterator[Any]:
             yield from table_rows(batches, dataset.schema, name)
     except DeltaError as error:
         raise BadPrompts(f"{name}: cannot be read as a Delta table: {' '.join(str(error).split())}") from error
+
+
+def _plain(path: str) -> str:
+    """A data file's path without URL encoding, of which the log and Arrow show partition values different layers."""
+    while (inner := unquote(path)) != path:
+        path = inner
+    return path
 
 
 # Datasets on disk

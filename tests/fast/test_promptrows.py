@@ -125,20 +125,7 @@ def escaped(value):
     return json.dumps(value).replace("a", "\\u0061")
 
 
-ODD_NUMBERS = [
-    "0",
-    "-0",
-    "-0.0",
-    "1e400",
-    "1E5",
-    "0.1",
-    "1e22",
-    "01",
-    "5e-324",
-    "NaN",
-    "9007199254740993",
-    "123456789012345678901234567890",
-]
+ODD_NUMBERS = ["0", "-0", "-0.0", "1e400", "1E5", "0.1", "1e22", "01", "5e-324", "NaN", "9007199254740993"]
 ODD_NUMBERS += [str(limit + step) for limit in (-(2**63), 2**63, 2**64) for step in (-1, 0)] + ["1" * 4400]
 ODD_TEXTS = ['"\\ud800"', '"\\u003a"', '":"', '"\x01"']
 TWICE = ['{"a":1,"a":2}', '{"a":"\\u003A","a":2}', '{"a\\u003a":1,"b":{"a":":","a":1}}']
@@ -167,7 +154,7 @@ def lines(draw):
 
 
 @given(found=st.lists(lines(), min_size=1, max_size=6), bom=st.booleans())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_lazy_rows_are_those_of_an_eager_reader(found, bom):
     data = (b"\xef\xbb\xbf" if bom else b"") + b"\n".join([json.dumps({"messages": [USER]}).encode(), *found])
     rows, wanted = parse_prompts(data, "p", skip_bad=True), Eager(data).read()
