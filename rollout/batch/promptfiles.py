@@ -61,9 +61,13 @@ def _lines(content: Content) -> Iterator[JsonLine]:
 
 def _parquet_rows(content: Content, name: str) -> Iterator[TableRow]:
     with table_errors(name, "parquet"), content.open() as file:
-        # A row group may be the whole file: its pages are read as they are needed.
-        table = pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        table = open_parquet(file)
         yield from table_rows(table.iter_batches(batch_size=BATCH_ROWS), table.schema_arrow, name)
+
+
+def open_parquet(file: Any) -> pq.ParquetFile:
+    """A parquet file whose pages are read as they are needed: a row group may be the whole file."""
+    return pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
 
 
 def table_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, name: str) -> Iterator[TableRow]:

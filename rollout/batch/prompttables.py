@@ -18,9 +18,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyarrow.dataset import ParquetFileFragment, get_partition_keys
 
 from rollout.batch.content import reading
-from rollout.batch.promptfiles import BATCH_ROWS, Source, table_errors, table_rows
+from rollout.batch.promptfiles import BATCH_ROWS, Source, open_parquet, table_errors, table_rows
 from rollout.errors import BadPrompts
 from rollout.lake.paths import s3_options
 
@@ -112,16 +113,28 @@ def _delta_rows(delta: DeltaTable, name: str) -> Iterator[Any]:
             written = {_plain(file["path"]): file["modification_time"] for file in files}
             fragments = {_plain(fragment.path): fragment for fragment in dataset.get_fragments()}
             ordered = sorted(fragments, key=lambda path: (written[path], path))
-            batches = (
-                batch
-                for path in ordered
-                for batch in fragments[path].to_batches(
-                    schema=dataset.schema, batch_size=BATCH_ROWS, batch_readahead=1, use_threads=False
-                )
-            )
+            batches = (batch for path in ordered for batch in _file_batches(fragments[path], dataset.schema))
             yield from table_rows(batches, dataset.schema, name)
     except DeltaError as error:
         raise BadPrompts(f"{name}: cannot be read as a Delta table: {' '.join(str(error).split())}") from error
+
+
+def _file_batches(fragment: ParquetFileFragment, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A data file's rows with the table's columns; partition values and columns that came later are not in the file.
+
+    Not by the fragment's own scanner, which holds a whole row group, and that may be a million rows.
+    """
+    with fragment.filesystem.open_input_file(fragment.path) as file:
+        table = open_parquet(file)
+        stored = set(table.schema_arrow.names)
+        fixed = get_partition_keys(fragment.partition_expression)
+        columns = [column for column in schema.names if column in stored]
+        for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+            for column in schema:
+                if column.name not in stored:
+                    values = pa.array([fixed.get(column.name)] * batch.num_rows, column.type)
+                    batch = batch.append_column(column.name, values)
+            yield batch.select(schema.names)
 
 
 def _plain(path: str) -> str:
