@@ -12,7 +12,7 @@ import numpy as np
 
 from rollout import __version__
 from rollout.batch.content import Content
-from rollout.batch.prompts import PromptRow, PromptRows
+from rollout.batch.promptrows import OwnIds, PromptRow, PromptRows
 from rollout.config import IDENTITY_OPTIONS, MAX_SHARDS, BatchConfig
 from rollout.errors import BadPrompts, Failure
 from rollout.lake.paths import check_batch_id
@@ -161,16 +161,26 @@ def _check_keys(rows: PromptRows, config: BatchConfig) -> None:
         return
     if config.n_samples_per_prompt != 1:
         raise BadPrompts(
-            f"{rows.name}, line {rows.line(int(own.positions_N[0]))}: its own rollout_id {own.ids_N[0]} needs "
+            f"{rows.name}, {rows.unit} {rows.line(int(own.positions_N[0]))}: its own rollout_id {own.ids_N[0]} needs "
             f"n_samples_per_prompt 1, not {config.n_samples_per_prompt}"
         )
+    _check_own_ids(rows, own)
+    _check_indexes(rows, own)
+
+
+def _check_own_ids(rows: PromptRows, own: OwnIds) -> None:
     order = np.argsort(own.ids_N, kind="stable")
     again = order[1:][own.ids_N[order[1:]] == own.ids_N[order[:-1]]]
     if again.size:
         second = again.min()
         first = np.flatnonzero(own.ids_N == own.ids_N[second])[0]
         lines = [rows.line(int(own.positions_N[k])) for k in (first, second)]
-        raise BadPrompts(f"{rows.name}, lines {lines[0]} and {lines[1]}: both have rollout_id {own.ids_N[second]}")
+        raise BadPrompts(
+            f"{rows.name}, {rows.unit}s {lines[0]} and {lines[1]}: both have rollout_id {own.ids_N[second]}"
+        )
+
+
+def _check_indexes(rows: PromptRows, own: OwnIds) -> None:
     has_none = np.ones(len(rows), np.bool_)
     has_none[own.positions_N] = False
     taken = np.flatnonzero((own.ids_N < len(rows)) & has_none[np.minimum(own.ids_N, len(rows) - 1)])
@@ -178,8 +188,8 @@ def _check_keys(rows: PromptRows, config: BatchConfig) -> None:
         other = taken[own.ids_N[taken].argmin()]
         index, line = int(own.ids_N[other]), rows.line(int(own.positions_N[other]))
         raise BadPrompts(
-            f"{rows.name}, lines {line} and {rows.line(index)}: rollout_id {index} of line {line} is "
-            f"the index, and so the rollout_key, of line {rows.line(index)}, which has none of its own"
+            f"{rows.name}, {rows.unit}s {line} and {rows.line(index)}: rollout_id {index} of {rows.unit} {line} is "
+            f"the index, and so the rollout_key, of {rows.unit} {rows.line(index)}, which has none of its own"
         )
 
 

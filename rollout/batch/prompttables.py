@@ -111,9 +111,8 @@ def _delta_rows(delta: DeltaTable, name: str) -> Iterator[Any]:
             dataset = delta.to_pyarrow_dataset()
             files = pa.table(delta.get_add_actions()).select(["path", "modification_time"]).to_pylist()
             written = {_plain(file["path"]): file["modification_time"] for file in files}
-            fragments = {_plain(fragment.path): fragment for fragment in dataset.get_fragments()}
-            ordered = sorted(fragments, key=lambda path: (written[path], path))
-            batches = (batch for path in ordered for batch in _file_batches(fragments[path], dataset.schema))
+            fragments = sorted(dataset.get_fragments(), key=lambda file: (written[_plain(file.path)], file.path))
+            batches = (batch for fragment in fragments for batch in _file_batches(fragment, dataset.schema))
             yield from table_rows(batches, dataset.schema, name)
     except DeltaError as error:
         raise BadPrompts(f"{name}: cannot be read as a Delta table: {' '.join(str(error).split())}") from error

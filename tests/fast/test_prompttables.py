@@ -1,6 +1,7 @@
 """Prompts from Delta tables and from datasets that Hugging Face's own library saved."""
 
 import json
+from datetime import UTC, datetime
 
 import datasets
 import pyarrow as pa
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import json_values, texts
 
-from rollout.batch.plan import config_hash
+from rollout.batch.plan import config_hash, make_plan
 from rollout.batch.prepare import RunOrigin, prepare
 from rollout.batch.prompts import parse_prompts, read_prompts
 from rollout.batch.prompttables import keep_version
@@ -43,6 +44,12 @@ def from_lines(rows):
 
 def bare(rows):
     return [repr((row.messages, row.tools, row.label, row.metadata, row.agent, row.rollout_id)) for row in rows]
+
+
+def plan(rows):
+    config = make_config(n_samples_per_prompt=1)
+    times = {"created_at": datetime(2026, 12, 2, tzinfo=UTC), "flow_run_id": "0" * 32}
+    return make_plan(config, prompts_bytes=rows.content, rows=rows, model_digest="m", **times)
 
 
 def hash_of(rows):
@@ -258,3 +265,15 @@ def test_a_damaged_dataset_is_one_line(state, said, tmp_path):
     assert "\n" not in str(caught.value)
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
     assert 3 == len(read_prompts(tmp_path))
+
+
+def test_two_rows_with_one_rollout_id_are_named_by_their_rows(tmp_path):
+    rows = read_prompts(make_table(tmp_path / "t", [{"messages": [USER], "rollout_id": k} for k in (1, 7, 7)]))
+    with pytest.raises(BadPrompts, match="t@v0, rows 2 and 3: both have rollout_id 7"):
+        plan(rows)
+
+
+def test_a_column_that_came_later_is_absent_in_earlier_rows(tmp_path):
+    path = make_table(tmp_path / "t", [{"messages": [USER]}])
+    write_deltalake(path, pa.Table.from_pylist(ROWS[1:2]), mode="append", schema_mode="merge")
+    assert from_lines([{"messages": [USER]}, ROWS[1]]) == bare(read_prompts(path))
