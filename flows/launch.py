@@ -11,6 +11,7 @@ from typing import Any
 
 from rollout.batch.canary import canary_shards
 from rollout.batch.prepare import Batch, RunOrigin, prepare
+from rollout.batch.prompts import paced
 
 
 def run_batch(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
@@ -20,7 +21,8 @@ def run_batch(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
         BadInput: before any server is started.
         RolloutLakeError: the batch failed, is quarantined, or stopped.
     """
-    batch = asyncio.run(prepare(given, RunOrigin.now(), write=not dry_run))
+    checked = None if as_json else paced(lambda rows: _say(f"checking prompts: {rows} rows"))
+    batch = asyncio.run(prepare(given, RunOrigin.now(), write=not dry_run, checked=checked))
     if dry_run:
         _show_plan(batch, named="batch_id" in given, as_json=as_json)
     elif batch.visible is not None:
@@ -41,10 +43,11 @@ async def _run(batch: Batch, given: dict[str, Any], *, as_json: bool) -> None:
     try:
         async with showing(progress, quiet=as_json), prefect_api():
             from flows.batch import rollout_batch
-            from tasks.plan import given_names
+            from tasks.plan import checked_rows, given_names
 
             progress.phase = "planning"
             given_names.set(frozenset(given))
+            checked_rows.set(batch.rows)
             result = await rollout_batch(**batch.config.model_dump())
     except (asyncio.CancelledError, KeyboardInterrupt):
         if progress.batch_id:

@@ -23,7 +23,11 @@ class BatchConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompts: str = Field(DEMO_PROMPTS, description="Prompt file (JSONL or parquet), or 'demo' for the shipped one.")
+    prompts: str = Field(
+        DEMO_PROMPTS,
+        description="Prompts: a JSONL or parquet file, a Delta table (TABLE or TABLE@v12; local or s3://), a folder of "
+        "datasets' save_to_disk, or 'demo' for the shipped file.",
+    )
     lake: str = Field("./lake", description="Lake to publish to: a local path or s3://bucket/prefix.")
     batch_id: str | None = Field(None, description="Name of the batch; the same name goes on where it stopped.")
     n_samples_per_prompt: int = Field(4, ge=1, le=1024, description="Rollouts per prompt (the GRPO group's size).")

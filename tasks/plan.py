@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from prefect import get_client, task
+from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 
 from rollout.batch.prepare import Batch, RunOrigin, prepare
+from rollout.batch.prompts import PromptRow, paced
 from rollout.config import BatchConfig
 from rollout.errors import BadConfig
 from rollout.lake.staging import create_plan
@@ -23,6 +25,9 @@ ALLOWED_COMMANDS = "ROLLOUT_ALLOWED_COMMANDS"
 
 given_names: ContextVar[frozenset[str] | None] = ContextVar("given_names", default=None)
 """Names of the options that the user gave, where whoever starts the flow knows them (the command does)."""
+
+checked_rows: ContextVar[Sequence[PromptRow]] = ContextVar("checked_rows", default=())
+"""The prompt rows, where whoever starts the flow has checked them already: they are read anew only if they changed."""
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)
@@ -35,7 +40,8 @@ async def plan_batch(options: dict[str, Any]) -> Batch:
     names = given_names.get()
     defaults = {name: field.default for name, field in BatchConfig.model_fields.items()}
     given = {k: v for k, v in options.items() if (v != defaults[k] if names is None else k in names)}
-    batch = await prepare(given, await flow_run_origin())
+    checked = paced(lambda rows: get_run_logger().info("checking prompts: %d rows", rows))
+    batch = await prepare(given, await flow_run_origin(), checked=checked, known=checked_rows.get())
     if names is None:
         check_allowed_command(batch.config.agent_command)
     return batch

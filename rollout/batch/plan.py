@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from itertools import pairwise
 
+import numpy as np
+
 from rollout import __version__
-from rollout.batch.prompts import PromptRow
-from rollout.columns import blake2b_256
+from rollout.batch.content import Content
+from rollout.batch.promptrows import OwnIds, PromptRow, PromptRows
 from rollout.config import IDENTITY_OPTIONS, MAX_SHARDS, BatchConfig
 from rollout.errors import BadPrompts, Failure
 from rollout.lake.paths import check_batch_id
@@ -37,8 +38,8 @@ _NAME_LIMIT = 60
 def make_plan(
     config: BatchConfig,
     *,
-    prompts_bytes: bytes,
-    rows: Sequence[PromptRow],
+    prompts_bytes: bytes | Content,
+    rows: PromptRows,
     model_digest: str,
     created_at: datetime,
     flow_run_id: str,
@@ -49,14 +50,15 @@ def make_plan(
     """Plan a batch.
 
     Args:
-        prompts_bytes: the bytes that `rows` were parsed from.
+        prompts_bytes: the bytes that `rows` were parsed from, or their `content`.
         model_digest: digest of the model's weights, as text.
         created_at: creation time of the flow run, with timezone; a retry of the run keeps it.
         flow_run_id: a UUID, with or without hyphens.
         deployment, slot: of a scheduled run; the slot in the schedule's own timezone.
 
     Raises:
-        BadPrompts: two rows with one rollout_key, or a row's own rollout_id with several samples per prompt.
+        BadPrompts: two rows with one rollout_key, a row's own rollout_id with several samples per prompt, or
+            a file that changed while it was read.
         BadConfig: no valid batch id.
         ValueError: a naive time.
     """
@@ -65,12 +67,12 @@ def make_plan(
     _check_keys(rows, config)
     batch_id = config.batch_id or make_batch_id(deployment, slot, created_at, flow_run_id)
     per_prompt = config.n_samples_per_prompt
-    good = [row for row in rows if row.refused is None]
+    content = Content.of(prompts_bytes) if isinstance(prompts_bytes, bytes) else prompts_bytes
     return Plan(
         batch_id=check_batch_id(batch_id),
         config=config.model_dump(mode="json"),
-        config_hash=config_hash(config, prompts_bytes, model_digest),
-        prompts_digest=hashlib.blake2b(prompts_bytes, digest_size=32).hexdigest(),
+        config_hash=config_hash(config, content, model_digest),
+        prompts_digest=content.digest,
         model_digest=model_digest,
         package_version=__version__,
         created_at=created_at.astimezone(UTC),
@@ -78,19 +80,29 @@ def make_plan(
         slot=slot.isoformat() if slot is not None else None,
         derived_from=derived_from,
         n_prompts=len(rows),
-        n_refused=len(rows) - len(good),
+        n_refused=rows.n_refused,
         n_rollouts=len(rows) * per_prompt,
-        agents=tuple(sorted({row.agent or config.agent for row in good})),
+        agents=rows.agents(config.agent),
         shards=_cut_shards(len(rows), per_prompt, config.shard_size, config.canary),
     )
 
 
-def config_hash(config: BatchConfig, prompts_bytes: bytes, model_digest: str) -> str:
+def config_hash(config: BatchConfig, prompts_bytes: bytes | Content, model_digest: str) -> str:
     """64 hex digits over everything that decides a batch's rows: IDENTITY_OPTIONS, the prompt bytes, the
-    model's digest and the package version."""
+    model's digest and the package version. It is their `blake2b_256`, with a large file read in pieces.
+
+    Raises:
+        BadPrompts: a file changed since it was first read.
+    """
     options = {name: getattr(config, name) for name in IDENTITY_OPTIONS}
     text = json.dumps(options, sort_keys=True, separators=(",", ":"))
-    return blake2b_256(text.encode(), prompts_bytes, model_digest.encode(), __version__.encode()).hex()
+    digest = hashlib.blake2b(digest_size=32)
+    for part in (text.encode(), prompts_bytes, model_digest.encode(), __version__.encode()):
+        content = Content.of(part) if isinstance(part, bytes) else part
+        digest.update(content.size.to_bytes(8, "little"))
+        for chunk in content.chunks():
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _run_date(slot: datetime | None, created_at: datetime) -> date:
@@ -144,35 +156,47 @@ def _cut_shards(n_groups: int, per_group: int, shard_size: int, canary: int = 0)
     )
 
 
-def _check_keys(rows: Sequence[PromptRow], config: BatchConfig) -> None:
+def _check_keys(rows: PromptRows, config: BatchConfig) -> None:
     """The batch's rollout_keys must be unique, whatever becomes of a rollout.
 
     A rollout without an own id has its index as key: as singleton because its rollout_id is null or
     (rollout_ids="index") the index, with several leaves because they take the index as id.
     """
-    per_prompt = config.n_samples_per_prompt
-    own: dict[int, PromptRow] = {}
-    for row in rows:
-        if row.rollout_id is None:
-            continue
-        if per_prompt != 1:
-            raise BadPrompts(
-                f"{config.prompts}, line {row.line}: its own rollout_id {row.rollout_id} needs "
-                f"n_samples_per_prompt 1, not {per_prompt}"
-            )
-        if row.rollout_id in own:
-            first = own[row.rollout_id]
-            raise BadPrompts(
-                f"{config.prompts}, lines {first.line} and {row.line}: both have rollout_id {row.rollout_id}"
-            )
-        own[row.rollout_id] = row
-    for index, row in enumerate(rows):
-        if row.rollout_id is None and index in own:
-            other = own[index]
-            raise BadPrompts(
-                f"{config.prompts}, lines {other.line} and {row.line}: rollout_id {index} of line {other.line} is "
-                f"the index, and so the rollout_key, of line {row.line}, which has none of its own"
-            )
+    own = rows.own_ids
+    if not own.ids_N.size:
+        return
+    if config.n_samples_per_prompt != 1:
+        raise BadPrompts(
+            f"{rows.name}, {rows.unit} {rows.line(int(own.positions_N[0]))}: its own rollout_id {own.ids_N[0]} needs "
+            f"n_samples_per_prompt 1, not {config.n_samples_per_prompt}"
+        )
+    _check_own_ids(rows, own)
+    _check_indexes(rows, own)
+
+
+def _check_own_ids(rows: PromptRows, own: OwnIds) -> None:
+    order = np.argsort(own.ids_N, kind="stable")
+    again = order[1:][own.ids_N[order[1:]] == own.ids_N[order[:-1]]]
+    if again.size:
+        second = again.min()
+        first = np.flatnonzero(own.ids_N == own.ids_N[second])[0]
+        lines = [rows.line(int(own.positions_N[k])) for k in (first, second)]
+        raise BadPrompts(
+            f"{rows.name}, {rows.unit}s {lines[0]} and {lines[1]}: both have rollout_id {own.ids_N[second]}"
+        )
+
+
+def _check_indexes(rows: PromptRows, own: OwnIds) -> None:
+    has_none = np.ones(len(rows), np.bool_)
+    has_none[own.positions_N] = False
+    taken = np.flatnonzero((own.ids_N < len(rows)) & has_none[np.minimum(own.ids_N, len(rows) - 1)])
+    if taken.size:
+        other = taken[own.ids_N[taken].argmin()]
+        index, line = int(own.ids_N[other]), rows.line(int(own.positions_N[other]))
+        raise BadPrompts(
+            f"{rows.name}, {rows.unit}s {line} and {rows.line(index)}: rollout_id {index} of {rows.unit} {line} is "
+            f"the index, and so the rollout_key, of {rows.unit} {rows.line(index)}, which has none of its own"
+        )
 
 
 def shard_inputs(plan: Plan, rows: Sequence[PromptRow], shard: int) -> list[RolloutInput]:
@@ -183,27 +207,27 @@ def shard_inputs(plan: Plan, rows: Sequence[PromptRow], shard: int) -> list[Roll
 
 def shard_refusals(plan: Plan, rows: Sequence[PromptRow], shard: int) -> list[tuple[RolloutInput, Failure]]:
     """The shard's rollouts of refused prompt rows (skip_bad_prompts), each with the failure of its row."""
+    if not plan.n_refused:
+        return []
     found = _shard_rollouts(plan, rows, shard)
     return [(given, Failure(type="bad_prompt", message=row.refused)) for given, row in found if row.refused is not None]
 
 
-def _shard_rollouts(plan: Plan, rows: Sequence[PromptRow], shard: int) -> list[tuple[RolloutInput, PromptRow]]:
+def _shard_rollouts(plan: Plan, rows: Sequence[PromptRow], shard: int) -> Iterator[tuple[RolloutInput, PromptRow]]:
     if len(rows) != plan.n_prompts:
         raise ValueError(f"{len(rows)} prompt rows for a plan of {plan.n_prompts}")
     per_prompt = int(plan.config["n_samples_per_prompt"])
     by_index = plan.config["rollout_ids"] == "index"
-    result = []
     for index in plan.shards[shard].indexes:
-        row = rows[index // per_prompt]
+        row = rows[index // per_prompt]  # made anew: members of a group share nothing that an agent could change
         given = RolloutInput(
             index=index,
             group_index=index // per_prompt,
             rollout_id=index if by_index and row.rollout_id is None else row.rollout_id,
-            messages=deepcopy(row.messages),  # members of a group share nothing that an agent could change
-            tools=deepcopy(row.tools),
+            messages=row.messages,
+            tools=row.tools,
             label=row.label,
-            metadata=deepcopy(row.metadata),
+            metadata=row.metadata,
             agent=row.agent or plan.config["agent"],
         )
-        result.append((given, row))
-    return result
+        yield given, row

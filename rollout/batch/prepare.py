@@ -5,17 +5,21 @@ Used by the flow and, before any server is started, by the command; so bad input
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from rollout.agents.contract import load_agents
 from rollout.batch.plan import make_plan
-from rollout.batch.prompts import PromptRow, parse_prompts, prompt_bytes
+from rollout.batch.prompts import Checked, PromptRow, PromptRows, read_prompts
+from rollout.batch.prompttables import keep_version
 from rollout.columns import blake2b_256
 from rollout.config import BatchConfig, make_config
 from rollout.engine.checkpoint import read_checkpoint
@@ -69,13 +73,24 @@ class Batch:
         return model_directory(self.config)
 
 
-async def prepare(given: dict[str, Any], origin: RunOrigin, *, write: bool = True) -> Batch:
+async def prepare(
+    given: dict[str, Any],
+    origin: RunOrigin,
+    *,
+    write: bool = True,
+    checked: Checked | None = None,
+    known: Sequence[PromptRow] = (),
+) -> Batch:
     """Check options, prompts, parts, checkpoint and lake, and make the plan; the plan is not written yet.
+
+    Prompts are checked in a thread, so that minutes of it do not stop the event loop.
 
     Args:
         given: the options that the user gave; the others come from the batch's plan.json if it has
             one, else from BatchConfig's defaults.
         write: whether the batch is going to run; then the lake's folder is made to see that it can be.
+        checked: told in that thread how many prompts are checked.
+        known: the rows of another Batch, taken where they are still the prompts.
 
     Raises:
         BadInput: one line that says what to change.
@@ -87,11 +102,13 @@ async def prepare(given: dict[str, Any], origin: RunOrigin, *, write: bool = Tru
         refuse_closed(paths, stored.batch_id)
         if batch_status(paths, stored.batch_id) in VISIBLE and not _changes(given):
             return _visible(Batch(paths, config, stored, []))
-    data = prompt_bytes(config.prompts)
-    rows = parse_prompts(data, config.prompts, skip_bad=config.skip_bad_prompts)
-    plan = make_plan(
+    rows = await _read_prompts(config, checked, known if isinstance(known, PromptRows) else None)
+    # A lake table's version stands in the plan, so that the batch goes on with the rows it began with.
+    config = config.model_copy(update={"prompts": rows.name})
+    plan = await asyncio.to_thread(
+        make_plan,
         config,
-        prompts_bytes=data,
+        prompts_bytes=rows.content,
         rows=rows,
         model_digest=await model_digest(config),
         created_at=origin.created_at,
@@ -123,7 +140,25 @@ def _resolve(given: dict[str, Any]) -> tuple[BatchConfig, Plan | None]:
     if stored is None:
         return config, None
     kept = {name: value for name, value in stored.config.items() if name not in ("lake", "batch_id")}
-    return make_config(**{**kept, **given}), stored
+    config = make_config(**{**kept, **given})
+    return config.model_copy(update={"prompts": keep_version(config.prompts, kept["prompts"])}), stored
+
+
+async def _read_prompts(config: BatchConfig, checked: Checked | None, known: PromptRows | None) -> PromptRows:
+    left = threading.Event()
+
+    def count(rows: int) -> None:
+        if left.is_set():
+            raise asyncio.CancelledError
+        if checked is not None:
+            checked(rows)
+
+    skip_bad, bounds = config.skip_bad_prompts, config.bounds
+    read = partial(read_prompts, config.prompts, skip_bad=skip_bad, bounds=bounds, checked=count, known=known)
+    try:
+        return await asyncio.to_thread(read)
+    finally:
+        left.set()  # a thread that nobody waits for would keep the process from ending
 
 
 def _check_parts(config: BatchConfig, agents: Sequence[str]) -> None:

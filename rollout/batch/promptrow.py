@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import NoneType
 from typing import Any
+
+import orjson
+
+from rollout.row_sampling import Bounds, row_sampling
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_DEPTH = 100
@@ -14,15 +19,23 @@ class RowRefused(ValueError):
     """A prompt row that cannot run; says where and why, without file and line."""
 
 
-def check_row(row: dict[str, Any]) -> None:
+def check_row(row: dict[str, Any], text: bytes | None = None) -> bytes:
     """Check a row whose keys are known.
+
+    Args:
+        text: what `plain_json` gave for the row, where the caller has it.
+
+    Returns:
+        The row as JSON, which reads back as the same row.
 
     Raises:
         RowRefused: naming the place, e.g. `messages[2].content`.
     """
     if row.get("messages") is None:
         raise RowRefused("messages is missing")
-    _check_json(row, "", 0)
+    text = text or plain_json(row)
+    if text is None:
+        _check_json(row, "", 0)
     _check_messages(row["messages"])
     if row.get("tools") is not None:
         _check_tools(row["tools"])
@@ -31,6 +44,49 @@ def check_row(row: dict[str, Any]) -> None:
     if row.get("agent") == "":
         raise RowRefused("agent is empty")
     _check_rollout_id(row.get("rollout_id"))
+    return text or orjson.dumps(row)
+
+
+def check_sampling(row: dict[str, Any], bounds: Bounds | None) -> None:
+    """Check what a row, which `check_row` let pass, sets in metadata.sampling.
+
+    Raises:
+        RowRefused: naming the parameter and what is allowed.
+    """
+    try:
+        row_sampling(row.get("metadata") or {}, bounds)
+    except ValueError as error:
+        raise RowRefused(str(error)) from error
+
+
+def plain_json(value: Any) -> bytes | None:
+    """`value` as JSON if it needs no closer look, in a tenth of the time that one takes; null if it may need one.
+
+    Not null means: an object or a list of nothing but text without lone surrogates, 64-bit integers, booleans,
+    nulls and doubles below 2^63, nested at most MAX_DEPTH deep.
+    """
+    if type(value) not in (dict, list) or not _is_plain(value, 1):
+        return None
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # orjson's error for surrogates, larger integers and keys that are no text
+        return None
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    for item in value.values() if type(value) is dict else value:
+        kind = type(item)
+        if kind in _ATOMS:
+            continue
+        if kind is float:
+            if not abs(item) < 2.0**63:  # larger ones may have been integers, and NaN is none of the smaller
+                return False
+        elif kind not in (dict, list) or depth >= MAX_DEPTH or not _is_plain(item, depth + 1):
+            return False
+    return True
+
+
+_ATOMS = frozenset((str, int, bool, NoneType))
 
 
 def _want(value: Any, kind: type, where: str, wanted: str) -> None:
@@ -111,6 +167,8 @@ def _check_json(value: Any, where: str, depth: int) -> None:
         _check_text(value, where)
     elif isinstance(value, dict):
         for key, item in value.items():
+            if not isinstance(key, str):  # of an Arrow map
+                raise RowRefused(f"{where or 'the row'} has a key that is {type(key).__name__}, no text")
             _check_text(key, where)
             _check_json(item, f"{where}.{key}" if where else key, depth + 1)
     elif isinstance(value, list):

@@ -77,10 +77,11 @@ async def test_a_run_that_somebody_started_is_named_by_its_creation_and_id(monke
 
 
 async def test_options_equal_to_their_default_count_as_not_given_where_nobody_knows_better(monkeypatch, tmp_path):
-    seen = {}
+    seen, known_rows = {}, []
 
-    async def prepare(given, origin):
+    async def prepare(given, origin, *, known, **_):
         seen.update(given)
+        known_rows.append(known)
         return SimpleNamespace(config=BatchConfig(**given))
 
     monkeypatch.setattr(plan_tasks, "prepare", prepare)
@@ -88,9 +89,12 @@ async def test_options_equal_to_their_default_count_as_not_given_where_nobody_kn
     await plan_tasks.plan_batch.fn(options)
     assert {"lake": str(tmp_path)} == seen
     token = plan_tasks.given_names.set(frozenset({"lake", "concurrency"}))
+    rows = plan_tasks.checked_rows.set(["checked already"])
     seen.clear()
     await plan_tasks.plan_batch.fn(options)
     plan_tasks.given_names.reset(token)
+    plan_tasks.checked_rows.reset(rows)
+    assert [(), ["checked already"]] == known_rows
     assert {"lake": str(tmp_path), "concurrency": 16} == seen
 
 

@@ -1,0 +1,26 @@
+"""What `rollout run` says while it checks prompts, and what it hands on to its flow."""
+
+import json
+
+import pytest
+
+from flows import launch
+from rollout.batch.prompts import paced
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_long_check_is_shown_on_stderr_and_never_with_json(as_json, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "paced", lambda show: paced(show, first_s=0.0, every_s=0.0))
+    row = json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n"
+    (tmp_path / "p.jsonl").write_text(row * 2500)
+    options = {"prompts": str(tmp_path / "p.jsonl"), "lake": str(tmp_path / "lake")}
+    launch.run_batch(options, dry_run=True, as_json=as_json)
+    said = capsys.readouterr()
+    wanted = [] if as_json else ["checking prompts: 1024 rows", "checking prompts: 2048 rows"]
+    assert wanted == said.err.splitlines()
+    assert "2500" in said.out
+
+
+def test_a_short_check_says_nothing(tmp_path, capsys):
+    launch.run_batch({"lake": str(tmp_path / "lake")}, dry_run=True, as_json=False)
+    assert "" == capsys.readouterr().err
