@@ -17,7 +17,7 @@ from rollout.errors import SessionRefused
 from rollout.session.answering import answer, error_body
 from rollout.session.anthropic import chat_body, to_message
 from rollout.session.chat import Chat
-from rollout.session.incoming import read_body, sent_tokens
+from rollout.session.incoming import drop_parsed_arguments, read_body, sent_tokens
 from rollout.session.live import LiveSession, LiveSessions
 from rollout.session.sse import EventStream
 from rollout.session.streaming import chat_events, event, message_events
@@ -71,6 +71,7 @@ class Endpoints:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         live = self._client(request)
         body = await read_body(request)
+        drop_parsed_arguments(body)
         turn = self._chat.begin(live, body)
         if turn.request.stream:
             events = partial(chat_events, include_usage=turn.request.include_usage)

@@ -43,6 +43,21 @@ async def read_body(request: web.Request, *, exact: bool = False) -> Any:
         raise SessionRefused(400, f"invalid JSON body: {error}") from error
 
 
+def drop_parsed_arguments(body: Any) -> None:
+    """Take off the calls of a chat body what OpenAI's SDK put there, so that a reply that it streamed is known again.
+
+    Its stream helper adds `parsed_arguments` to every call of the message that it puts together, and
+    sends it back; no API has that field, and for a matcher an added key is another call.
+    """
+    messages = body.get("messages") if isinstance(body, dict) else None
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                function.pop("parsed_arguments", None)
+
+
 def read_samples_body(body: Any) -> tuple[int | None, dict[str, Any] | None]:
     """max_seq_len and an agent's metadata of POST /sessions/{id}/samples.
 

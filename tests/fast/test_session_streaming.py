@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import anthropic._streaming
-import numpy as np
 import openai._streaming
 import orjson
 import pytest
@@ -18,29 +17,14 @@ from hypothesis import strategies as st
 from openai._models import construct_type
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
-from scripted import START
+from scripted import answered
 from strategies import answers
 
-from rollout.engine.generation import Generation
 from rollout.session.anthropic import to_message
-from rollout.session.reply import assistant_message, completion
 from rollout.session.streaming import KEEP_ALIVE, chat_events, event, message_events
 from rollout.tito.parsing import ParsedCall, ParsedMessage
 
 ENDINGS = [("stop", 3), ("stop", "END"), ("stop", None), ("length", None), ("abort", None)]
-
-
-def answered(parsed: ParsedMessage, finish: Any = "stop", matched: Any = None) -> dict[str, Any]:
-    """A chat.completion as a session answers it."""
-    generation = Generation(
-        output_ids_O=np.array([1, 2, 3], np.int32),
-        output_log_probs_O=np.array([-0.5, -0.25, -1.0]),
-        finish=finish,
-        matched=matched,
-        cached_tokens=4,
-    )
-    message = assistant_message(parsed, generation, b"digest")
-    return completion(message, generation, n_prompt=9, model="m", rid="chatcmpl-ab", committed_at=START)
 
 
 def cut(events: Iterator[bytes], places: list[int]) -> list[bytes]:
