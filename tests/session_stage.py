@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pyarrow as pa
 from aiohttp import web
 from faulty_engine import FaultyEngine
 from scripted import tiny_tito
 
 from rollout.engine.tiny import CHECKPOINT
 from rollout.process import start
+from rollout.session.tape import table_to_tape
 
 TITO = tiny_tito()
 END = TITO.tokenizer.control_ids["<|im_end|>"]
@@ -54,6 +56,11 @@ class Stage:
         assert 200 == status, opened
         return f"/sessions/{opened['session_id']}", opened["session_key"]
 
+    async def n_turns(self, session: str) -> int:
+        """Generations in a session's tape."""
+        _, stream, _ = await self.ask("GET", f"{session}/tape")
+        return len(table_to_tape(pa.ipc.open_stream(stream).read_all())[0].exchanges)
+
     async def chat(self, session: str, *messages: dict[str, Any], key: str | None = None, **body: Any) -> Any:
         return await self.ask(
             "POST", f"{session}/v1/chat/completions", {"model": "m", "messages": list(messages), **body}, key=key
@@ -77,3 +84,11 @@ async def staged(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator
     finally:
         child.stop()
         await runner.cleanup()
+
+
+def failing(status: int, after_s: float = 0.0) -> Any:
+    async def answer(request: dict[str, Any]) -> web.Response:
+        await asyncio.sleep(after_s)
+        return web.Response(status=status, body=b"boom")
+
+    return answer

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
-import pyarrow as pa
 import pytest
 from aiohttp import web
-from faulty_engine import wait_until
 from scripted import TOOLS, call, user
-from session_stage import END, TITO, Stage, staged
+from sdk_clients import ask_chat, ask_message, chat_client, messages_client
+from session_stage import END, TITO, Stage, failing, staged
 
 import rollout.batch
 from rollout.agents.tools import run_tool
@@ -27,7 +25,6 @@ from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.parity.verdict import judge
 from rollout.process import Child, start
 from rollout.session.client import SessionClient
-from rollout.session.tape import table_to_tape
 
 DEMO = [json.loads(line) for line in Path(rollout.batch.__file__).with_name("demo.jsonl").read_text().splitlines()]
 ROW = next(row for row in DEMO if row["metadata"]["kind"] == "chain")
@@ -35,30 +32,6 @@ MESSAGES_TOOLS = [
     {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
     for one in (tool["function"] for tool in TOOLS)
 ]
-KEEPALIVE_S = 0.2
-
-
-def chat_client(base_url: str, key: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0)
-
-
-def messages_client(base_url: str, key: str) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=base_url, api_key=key, max_retries=0)
-
-
-async def ask_chat(client: openai.AsyncOpenAI, stream: bool, **body: Any) -> Any:
-    if not stream:
-        return await client.chat.completions.create(model="m", **body)
-    async with client.chat.completions.stream(model="m", stream_options={"include_usage": True}, **body) as events:
-        return await events.get_final_completion()
-
-
-async def ask_message(client: anthropic.AsyncAnthropic, stream: bool, **body: Any) -> Any:
-    body = {"model": "m", "max_tokens": 200, **body}
-    if not stream:
-        return await client.messages.create(**body)
-    async with client.messages.stream(**body) as events:
-        return await events.get_final_message()
 
 
 # The embedded engine: a model that really calls tools
@@ -125,10 +98,12 @@ async def talk_messages(base_url: str, key: str, stream: bool) -> list[Any]:
     raise AssertionError("no end")
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-async def test_in_whichever_form_a_client_asks_it_has_the_same_conversation(
-    sessions: SessionClient, version: str
-) -> None:
+async def test_in_whichever_form_a_client_asks_it_has_the_same_conversation(sessions: SessionClient) -> None:
+    for version in ("v1", "v2"):
+        await check_four_talks(sessions, version)
+
+
+async def check_four_talks(sessions: SessionClient, version: str) -> None:
     taken = []
     for talk in (talk_chat, talk_messages):
         for stream in (False, True):
@@ -168,7 +143,7 @@ async def test_in_whichever_form_a_client_asks_it_has_the_same_conversation(
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    async for made in staged(tmp_path, "driver-secret", "--keepalive-s", str(KEEPALIVE_S)):
+    async for made in staged(tmp_path, "driver-secret"):
         yield made
 
 
@@ -176,14 +151,14 @@ def say(stage: Stage, text: str) -> None:
     stage.engine.ids = [*TITO.tokenizer.encode(text), END]
 
 
-async def n_turns(stage: Stage, session: str) -> int:
-    _, stream, _ = await stage.ask("GET", f"{session}/tape")
-    return len(table_to_tape(pa.ipc.open_stream(stream).read_all())[0].exchanges)
+async def test_reasoning_text_and_calls_come_back_and_are_known_again(stage: Stage) -> None:
+    for version in ("v1", "v2"):
+        for stream in (False, True):
+            await check_reasoning(stage, version, stream)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("version", ["v1", "v2"])
-async def test_reasoning_text_and_calls_come_back_and_are_known_again(stage: Stage, version: str, stream: bool) -> None:
+async def check_reasoning(stage: Stage, version: str, stream: bool) -> None:
+    stage.engine.seen.clear()
     say(stage, f"<think>\nhm, ü\n</think>\n\nsee\n{call('a')}\n\n{call('b')}")
     session, key = await stage.open(version=version, matcher="strict", enable_thinking=True)
     async with chat_client(stage.url + session, key) as client:
@@ -237,9 +212,13 @@ async def test_models_are_listed_for_both(stage: Stage) -> None:
     assert [("faulty", "faulty", "model")] == listed
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_refused_has_its_status_and_each_vendors_shape(stage: Stage, stream: bool) -> None:
+async def test_what_is_refused_has_its_status_and_each_vendors_shape(stage: Stage) -> None:
     """G60 among them: nothing of a stream begins."""
+    for stream in (False, True):
+        await check_refusals(stage, stream)
+
+
+async def check_refusals(stage: Stage, stream: bool) -> None:
     session, key = await stage.open(max_turns=1)
     image = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
     async with chat_client(stage.url + session, key) as chat, messages_client(stage.url + session, key) as messages:
@@ -271,103 +250,7 @@ async def test_what_is_refused_has_its_status_and_each_vendors_shape(stage: Stag
     async with messages_client(f"{stage.url}/sessions/nope", key) as messages:
         with pytest.raises(anthropic.NotFoundError, match="session not found: session_id=nope"):
             await messages.messages.create(model="m", max_tokens=9, messages=[user("hi")], stream=stream)
-    assert 1 == await n_turns(stage, session)
-
-
-def failing(status: int, after_s: float = 0.0) -> Any:
-    async def answer(request: dict[str, Any]) -> web.Response:
-        await asyncio.sleep(after_s)
-        return web.Response(status=status, body=b"boom")
-
-    return answer
-
-
-PATHS = {"v1/chat/completions": b"data: [DONE]\n\n", "v1/messages": b'data: {"type":"message_stop"}\n\n'}
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_stream_has_its_first_byte_long_before_its_answer(stage: Stage, path: str) -> None:
-    session, key = await stage.open()
-
-    async def slow(request: dict[str, Any]) -> None:
-        await asyncio.sleep(6 * KEEPALIVE_S)
-
-    stage.engine.answer = slow
-    body = {"model": "m", "max_tokens": 9, "messages": [user("hi")], "stream": True}
-    asked = time.monotonic()
-    async with stage.http.post(f"{stage.url}{session}/{path}", json=body, headers={"x-api-key": key}) as reply:
-        first = await reply.content.readany()
-        assert 3 * KEEPALIVE_S > time.monotonic() - asked
-        assert (200, "text/event-stream", "no-cache", "no") == (
-            reply.status,
-            *(reply.headers[name] for name in ("Content-Type", "Cache-Control", "X-Accel-Buffering")),
-        )
-        rest = await reply.content.read()
-    assert b": generating\n\n" == first
-    comments, answer = rest.count(b": generating\n\n"), rest.replace(b": generating\n\n", b"")
-    assert 2 <= comments <= 6
-    assert answer.endswith(PATHS[path])
-    async with chat_client(stage.url + session, key) as client:
-        assert "ok" == (await ask_chat(client, True, messages=[user("hi")])).choices[0].message.content
-    async with messages_client(stage.url + session, key) as client:
-        assert "ok" == (await ask_message(client, True, messages=[user("hi")])).content[0].text
-    assert 3 == await n_turns(stage, session)
-
-
-async def test_g45_a_generation_that_fails_late_ends_its_stream_as_an_error(stage: Stage) -> None:
-    session, key = await stage.open()
-    stage.engine.answer = failing(500, 2 * KEEPALIVE_S)
-    async with chat_client(stage.url + session, key) as client:
-        with pytest.raises(openai.APIError, match="the engine answered 500: boom"):
-            await ask_chat(client, True, messages=[user("hi")])
-    async with messages_client(stage.url + session, key) as client:
-        with pytest.raises(anthropic.APIStatusError, match="the engine answered 500: boom"):
-            await ask_message(client, True, messages=[user("hi")])
-    for path in PATHS:
-        body = {"model": "m", "max_tokens": 9, "messages": [user("hi")], "stream": True}
-        async with stage.http.post(f"{stage.url}{session}/{path}", json=body, headers={"x-api-key": key}) as reply:
-            content = await reply.content.read()
-        assert b": generating\n\n" == content[:14]
-        assert b'"error":{' in content and b"[DONE]" not in content and b"message_stop" not in content
-    assert 0 == await n_turns(stage, session)
-    _, metrics, _ = await stage.ask("GET", "/metrics")
-    assert 'rollout_session_refused_total{status="500"} 4' in metrics.decode().splitlines()
-
-
-async def test_a_session_that_is_deleted_ends_its_streams_as_errors(stage: Stage) -> None:
-    session, key = await stage.open()
-    stage.engine.answer = failing(500, 30)
-    async with chat_client(stage.url + session, key) as client:
-        asked = asyncio.create_task(ask_chat(client, True, messages=[user("hi")]))
-        await wait_until(lambda: stage.engine.seen)
-        await asyncio.sleep(2 * KEEPALIVE_S)
-        assert 204 == (await stage.ask("DELETE", session))[0]
-        with pytest.raises(openai.APIError, match="session not found"):
-            await asyncio.wait_for(asked, 5)
-    await wait_until(lambda: stage.engine.aborted)
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-async def test_g35_who_leaves_a_stream_leaves_nothing_of_its_turn(stage: Stage, version: str) -> None:
-    session, key = await stage.open(version=version)
-    _, first, _ = await stage.chat(session, user("a"))
-    history = [user("a"), first["choices"][0]["message"]]
-    stage.engine.answer = failing(500, 30)
-    body = {"model": "m", "messages": [*history, user("left")], "stream": True}
-    url = f"{stage.url}{session}/v1/chat/completions"
-    async with stage.http.post(url, json=body, headers={"x-api-key": key}) as reply:
-        for _ in range(2):
-            assert b": generating\n\n" == await reply.content.readany()
-        left = time.monotonic()
-        reply.close()
-    stage.engine.answer = None
-    assert 200 == (await stage.chat(session, *history, user("b")))[0]
-    await wait_until(lambda: stage.engine.aborted)
-    assert 1.0 > time.monotonic() - left
-    assert [stage.engine.seen[1][0]["rid"]] == stage.engine.aborted
-    expected = TITO.render([*history, user("b")], tools=None, thinking=False).ids
-    assert expected == stage.engine.seen[2][0]["input_ids"]
-    assert 2 == await n_turns(stage, session)
+    assert 1 == await stage.n_turns(session)
 
 
 async def test_an_integer_of_any_length_is_known_again(stage: Stage) -> None:
@@ -379,6 +262,6 @@ async def test_an_integer_of_any_length_is_known_again(stage: Stage) -> None:
         result = {"type": "tool_result", "tool_use_id": message.content[0].id, "content": "7"}
         answered = [user("go"), {"role": "assistant", "content": message.content}, user([result])]
         await ask_message(client, False, messages=answered, tools=MESSAGES_TOOLS)
-    assert 2 == await n_turns(stage, session)
+    assert 2 == await stage.n_turns(session)
     kept = [*stage.engine.seen[0][0]["input_ids"], *stage.engine.ids]
     assert kept == stage.engine.seen[1][0]["input_ids"][: len(kept)]
