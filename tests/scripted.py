@@ -19,8 +19,10 @@ from rollout.errors import SessionRefused
 from rollout.generate import RolloutResult
 from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.sample import Sample, WeightSpan
+from rollout.session.reply import assistant_message, completion
 from rollout.session.session import open_session
 from rollout.session.settings import SessionSettings
+from rollout.tito.parsing import ParsedMessage
 from rollout.tito.renderer import Tito
 from rollout.tito.tokenizer import load_tokenizer
 
@@ -60,7 +62,7 @@ def log_probs(ids: list[int], salt: int) -> np.ndarray:
 
 
 class Conversation:
-    """A client and its session. `history` is what the next request repeats.
+    """A client and its session. `history` is what the next request repeats, `last_reply` a whole chat.completion.
 
     Times go on by a second at every request and by another at every commit.
     """
@@ -72,6 +74,7 @@ class Conversation:
         self.history: list[dict[str, Any]] = []
         self.now = START
         self.n_commits = 0
+        self.last_reply: dict[str, Any] = {}
 
     def tick(self) -> datetime:
         self.now += timedelta(seconds=1, microseconds=7)
@@ -105,6 +108,7 @@ class Conversation:
             turn, replace(generation, **given), committed_at=self.tick(), rid=f"r{self.n_commits}"
         )
         self.n_commits += 1
+        self.last_reply = reply
         return reply["choices"][0]["message"]
 
     def ask(self, *new: dict[str, Any], text: str | list[int] = "ok", finish: str = "stop", **body: Any) -> None:
@@ -133,6 +137,19 @@ class Conversation:
         return RolloutResult(
             samples=rows, tape=self.session.tape(), outcome=outcome, turns=0, sampled_tokens=0, engine_seconds=0.0
         )
+
+
+def answered(parsed: ParsedMessage, finish: Any = "stop", matched: Any = None) -> dict[str, Any]:
+    """A chat.completion as a session answers it."""
+    generation = Generation(
+        output_ids_O=np.array([1, 2, 3], np.int32),
+        output_log_probs_O=np.array([-0.5, -0.25, -1.0]),
+        finish=finish,
+        matched=matched,
+        cached_tokens=4,
+    )
+    message = assistant_message(parsed, generation, b"digest")
+    return completion(message, generation, n_prompt=9, model="m", rid="chatcmpl-ab", committed_at=START)
 
 
 def tables(*results: RolloutResult) -> tuple[pa.Table, pa.Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from rollout.engine.params import SamplingParams
 from rollout.errors import FAILURE_TYPES, Failure
 from rollout.sample import Sample, Status, WeightSpan
+from rollout.tito.parsing import ParsedCall, ParsedMessage
 
 # Parity: values and samples
 
@@ -155,3 +157,21 @@ conversations = st.lists(_requests() | st.lists(_requests(), min_size=2, max_siz
 Appended turns, retries and branches (an older base), compaction (no base), injected assistants,
 respelled replies, cut and aborted turns; what a session refuses is part of it.
 """
+
+# Session: answers
+
+_objects = st.dictionaries(texts, json_values | st.integers(), max_size=3)
+
+answers = st.builds(
+    lambda content, reasoning, calls: ParsedMessage(
+        content=content,
+        reasoning_content=reasoning,
+        tool_calls=[ParsedCall(name=name, arguments=json.dumps(given, ensure_ascii=False)) for name, given in calls],
+    ),
+    texts
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.sampled_from(["a\n\nb", "\x85\u2028\u2029", "data: \r\n"]),
+    st.none() | texts,
+    st.lists(st.tuples(texts, _objects), max_size=3),
+)
+"""What a turn may say: any content, reasoning and tool calls, with integers of any length in their arguments."""

@@ -1,4 +1,4 @@
-"""HTTP answers: JSON bodies, errors in OpenAI's shape, and the Arrow streams of samples and tape."""
+"""HTTP answers: JSON bodies, errors in the vendors' shapes, and the Arrow streams of samples and tape."""
 
 from __future__ import annotations
 
@@ -32,10 +32,20 @@ def answer(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
-def answer_error(status: int, message: str, *, code: str | None = None, retry: bool = False) -> web.Response:
-    """An error that OpenAI's SDKs show and, without `retry`, do not repeat."""
+def error_body(status: int, message: str, code: str | None = None, *, anthropic: bool = False) -> dict[str, Any]:
+    """An error in OpenAI's shape, or in Anthropic's, whose SDK reads `type` at the top too."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    reply = answer({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+    if not anthropic:
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    kind = "api_error" if status >= 500 else kind
+    return {"type": "error", "error": {"type": kind, "message": message, **({"code": code} if code else {})}}
+
+
+def answer_error(
+    status: int, message: str, *, code: str | None = None, retry: bool = False, anthropic: bool = False
+) -> web.Response:
+    """An error that the vendors' SDKs show and, without `retry`, do not repeat."""
+    reply = answer(error_body(status, message, code, anthropic=anthropic), status)
     if not retry:
         reply.headers["x-should-retry"] = "false"
     elif status == 429:
@@ -43,8 +53,8 @@ def answer_error(status: int, message: str, *, code: str | None = None, retry: b
     return reply
 
 
-def answer_refusal(refusal: SessionRefused) -> web.Response:
-    return answer_error(refusal.status, refusal.message, code=refusal.code, retry=refusal.retry)
+def answer_refusal(refusal: SessionRefused, *, anthropic: bool = False) -> web.Response:
+    return answer_error(refusal.status, refusal.message, code=refusal.code, retry=refusal.retry, anthropic=anthropic)
 
 
 def answer_samples_json(reply: SamplesReply) -> web.Response:

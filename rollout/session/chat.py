@@ -1,4 +1,4 @@
-"""One chat request through its three phases: begin, generate outside the session, commit.
+"""One request through its three phases: begin, generate outside the session, commit.
 
 The session's own steps never wait, so between them other requests of the session may come and go.
 A client that leaves, or a session that is deleted, ends the generation on the engine.
@@ -42,15 +42,35 @@ class Chat:
         self._vocabulary = vocabulary
         self._aborts: set[asyncio.Task[None]] = set()
 
-    async def answer(self, live: LiveSession, body: Any) -> dict[str, Any]:
-        """The chat.completion for `body`; the session has one more turn then.
+    def begin(self, live: LiveSession, body: Any) -> Turn:
+        """Accept a chat body; nothing has been generated yet. Who begins a turn awaits `finish` next.
 
         Raises:
-            SessionRefused: refused here or by the engine, or the engine failed: its own status, or 502
-                where it gave none or its answer is no generation. The session is as it was.
+            SessionRefused: as Session.begin; the session is as it was.
         """
+        if live.closed:
+            raise _gone(live)
         turn = live.session.begin(body, requested_at=datetime.now(UTC))
         self._count_request(turn)
+        return turn
+
+    def count(self, live: LiveSession, body: Any) -> int:
+        """Ids of the prompt that a chat body would have here.
+
+        Raises:
+            SessionRefused: as Session.count.
+        """
+        if live.closed:
+            raise _gone(live)
+        return live.session.count(body)
+
+    async def finish(self, live: LiveSession, turn: Turn) -> dict[str, Any]:
+        """The chat.completion of a turn that was begun; the session has one more turn then.
+
+        Raises:
+            SessionRefused: refused by the engine, or the engine failed: its own status, or 502 where
+                it gave none or its answer is no generation. The session is as it was.
+        """
         rid = f"chatcmpl-{uuid.uuid4().hex}"
         try:
             generation = await self._generate(live, turn, rid)

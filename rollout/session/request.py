@@ -25,7 +25,7 @@ class ChatRequest:
     `messages` are not checked yet: most repeat what was checked before (rollout.session.replayed).
     `tools` are those that count (none with tool_choice "none"), `given_tools` as sent; `sampling` has
     the client's own parameters in SGLang's names; `body` is what a tape keeps; `ignored` names the
-    fields that were not read.
+    fields that were not read. `include_usage` asks for a chunk of its own in a stream.
     """
 
     messages: list[Any]
@@ -36,6 +36,8 @@ class ChatRequest:
     sampling: dict[str, Any]
     seed: int | None
     model: str
+    stream: bool = False
+    include_usage: bool = False
     body: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
 
@@ -57,6 +59,7 @@ def read_request(body: Any, *, vocabulary: int, thinking: bool, template_fields:
     given_tools = _tools(body.get("tools"))
     seed = body.get("seed")
     sampling = read_sampling(body, vocabulary=vocabulary)
+    stream, include_usage, ignored_options = _stream(body.get("stream"), body.get("stream_options"))
     if sampling.get("min_new_tokens", 0) > sampling.get("max_new_tokens", 2**31):
         raise SessionRefused(400, "min_tokens: more than max_tokens")
     return ChatRequest(
@@ -68,8 +71,10 @@ def read_request(body: Any, *, vocabulary: int, thinking: bool, template_fields:
         sampling=sampling,
         seed=None if seed is None else read_field("seed", seed, read_seed, vocabulary),
         model=_model(body.get("model")),
+        stream=stream,
+        include_usage=include_usage,
         body={name: body[name] for name in body if name in _READ and name not in _NOT_IN_BODY},
-        ignored=[name for name in body if name not in _READ],
+        ignored=[*(name for name in body if name not in _READ), *ignored_options],
     )
 
 
@@ -84,8 +89,20 @@ def _refuse_unserved(body: Mapping[str, Any]) -> None:
         raise SessionRefused(400, "response_format: only text is served")
     if body.get("modalities") not in (None, ["text"]):
         raise SessionRefused(400, "modalities: only text is served")
-    if body.get("stream") not in (None, False):
-        raise SessionRefused(400, "stream: only false is served")
+
+
+def _stream(stream: Any, options: Any) -> tuple[bool, bool, list[str]]:
+    """Whether to stream, with the usage apart, and the options that are not read."""
+    if not isinstance(stream, bool | None):
+        raise SessionRefused(400, "stream: want true or false")
+    if not isinstance(options, dict | None):
+        raise SessionRefused(400, "stream_options: want an object")
+    options = options or {}
+    include_usage = options.get("include_usage")
+    if not isinstance(include_usage, bool | None):
+        raise SessionRefused(400, "stream_options.include_usage: want true or false")
+    ignored = [f"stream_options.{name}" for name in options if name != "include_usage"]
+    return bool(stream), bool(include_usage), ignored
 
 
 def _template(given: Any, thinking: bool, fields: frozenset[str]) -> tuple[bool, dict[str, Any]]:

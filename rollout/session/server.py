@@ -1,4 +1,4 @@
-"""The session server: OpenAI chat in front, `/generate` behind, one conversation per session.
+"""The session server: OpenAI chat and Anthropic messages in front, `/generate` behind, one conversation per session.
 
 python -m rollout.session.server --engine URL --tokenizer DIR [--port N] ...
 """
@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from rollout.engine.client import EngineClient
@@ -34,10 +33,11 @@ from rollout.session.answering import (
     answer_samples_json,
 )
 from rollout.session.chat import Chat
+from rollout.session.endpoints import INTERNAL_ERROR, KEEPALIVE_S, Endpoints, speaks_anthropic
+from rollout.session.incoming import read_body, read_samples_body, sent_tokens
 from rollout.session.live import LiveSession, LiveSessions, new_session_id
 from rollout.session.metrics import Metrics
 from rollout.session.opening import read_settings
-from rollout.session.request import check_text
 from rollout.session.session import open_session
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import ENGINE_PREFIX, tape_to_table
@@ -67,6 +67,7 @@ class SessionServer:
         driver_token: str | None = None,
         enable_thinking: bool = False,
         max_sessions: int = MAX_SESSIONS,
+        keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         self._engine = engine
         self._tito = tito
@@ -76,6 +77,14 @@ class SessionServer:
         self._chat = Chat(engine, self._metrics, tito.vocabulary)
         self._instance = uuid.uuid4().hex
         self._model: dict[str, Any] | None = None
+        self._endpoints = Endpoints(
+            self._sessions,
+            self._chat,
+            tito,
+            model_name=self._model_name,
+            count_refusal=self._count_refusal,
+            keepalive_s=keepalive_s,
+        )
 
     def app(self) -> web.Application:
         """The routes; unserved paths are 404, nothing is passed on to the engine's own."""
@@ -91,9 +100,7 @@ class SessionServer:
                 web.delete(one, self._delete),
                 web.get(f"{one}/tape", self._tape),
                 web.post(f"{one}/samples", self._samples),
-                web.post(f"{one}/v1/chat/completions", self._complete),
-                web.get(f"{one}/v1/models", self._models),
-                web.route("*", f"{one}/v1/responses", self._responses),
+                *self._endpoints.routes(f"{one}/v1"),
             ]
         )
         app.on_cleanup.append(self._close)
@@ -109,13 +116,14 @@ class SessionServer:
             return await handler(request)
         except SessionRefused as refusal:
             self._count_refusal(request, refusal.status, engine=refusal.engine)
-            return answer_refusal(refusal)
+            return answer_refusal(refusal, anthropic=speaks_anthropic(request))
         except web.HTTPException as error:
             self._count_refusal(request, error.status)
-            return answer_error(error.status, f"{error.reason}: {request.method} {request.path}")
+            message = f"{error.reason}: {request.method} {request.path}"
+            return answer_error(error.status, message, anthropic=speaks_anthropic(request))
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            return answer_error(500, "internal error; the server's log says more")
+            return answer_error(500, INTERNAL_ERROR, anthropic=speaks_anthropic(request))
 
     def _count_refusal(self, request: web.Request, status: int, *, engine: bool = False) -> None:
         self._metrics.add("refused_total", label=f'status="{status}"')
@@ -124,30 +132,25 @@ class SessionServer:
             live.refused[f"{ENGINE_PREFIX}{status}" if engine else str(status)] += 1
 
     def _driver(self, request: web.Request) -> LiveSession:
-        return self._sessions.for_driver(request.match_info["session_id"], _tokens(request))
-
-    def _client(self, request: web.Request) -> LiveSession:
-        live = self._sessions.for_client(request.match_info["session_id"], _tokens(request))
-        request["live"] = live
-        return live
+        return self._sessions.for_driver(request.match_info["session_id"], sent_tokens(request))
 
     async def _health(self, request: web.Request) -> web.Response:
         return answer({"status": "ok", "session_server_instance_id": self._instance})
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(_tokens(request))
+        self._sessions.check_driver(sent_tokens(request))
         running = sum(live.session.running for live in self._sessions.all())
         gauges = {"sessions_live": len(self._sessions), "generations_running": running}
         return web.Response(text=self._metrics.text(gauges), content_type="text/plain")
 
     async def _list(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(_tokens(request))
+        self._sessions.check_driver(sent_tokens(request))
         now = datetime.now(UTC)
         return answer({"sessions": [live.row(now) for live in self._sessions.all()]})
 
     async def _open(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(_tokens(request))
-        settings = read_settings(await _body(request), self._defaults)
+        self._sessions.check_driver(sent_tokens(request))
+        settings = read_settings(await read_body(request), self._defaults)
         context = await self._context_length()
         self._sessions.check_room()
         try:
@@ -179,7 +182,7 @@ class SessionServer:
 
     async def _samples(self, request: web.Request) -> web.Response:
         live = self._driver(request)
-        max_seq_len, metadata = _read_samples_body(await _body(request))
+        max_seq_len, metadata = read_samples_body(await read_body(request))
         if live.closed:
             raise SessionRefused(404, f"session not found: session_id={live.session.session_id}")
         reply = live.session.samples(max_seq_len=max_seq_len, metadata=metadata)
@@ -187,26 +190,14 @@ class SessionServer:
             return answer_samples_json(reply)
         return answer_samples_arrow(reply)
 
-    async def _complete(self, request: web.Request) -> web.Response:
-        live = self._client(request)
-        body = await _body(request)
-        if live.closed:
-            raise SessionRefused(404, f"session not found: session_id={live.session.session_id}")
-        return answer(await self._chat.answer(live, body))
-
-    async def _models(self, request: web.Request) -> web.Response:
-        self._client(request)
-        name = str((await self._model_info()).get("model_path") or self._tito.name)
-        return answer({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "engine"}]})
-
-    async def _responses(self, request: web.Request) -> web.Response:
-        raise SessionRefused(404, "v1/responses is not served; use v1/chat/completions")
-
     async def _context_length(self) -> int | None:
         """The engine's own where it says one, else the checkpoint's (SGLang's /model_info has none)."""
         told = (await self._model_info()).get("context_length")
         good = isinstance(told, int) and not isinstance(told, bool) and told > 0
         return told if good else self._tito.tokenizer.context_length
+
+    async def _model_name(self) -> str:
+        return str((await self._model_info()).get("model_path") or self._tito.name)
 
     async def _model_info(self) -> dict[str, Any]:
         """The engine's own facts, asked for until it answers once."""
@@ -217,44 +208,6 @@ class SessionServer:
                 log.warning("the engine does not say what it serves: %s", error)
                 return {}
         return self._model
-
-
-def _tokens(request: web.Request) -> list[str]:
-    """Every token that the client sent: an SDK may have another's in one of the two headers."""
-    tokens = [request.headers["x-api-key"]] if "x-api-key" in request.headers else []
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return [*tokens, token.strip()] if scheme.lower() == "bearer" else tokens
-
-
-async def _body(request: web.Request) -> Any:
-    """The parsed body; an empty one is {}.
-
-    Raises:
-        SessionRefused: 400, no JSON, or not what its Content-Encoding says.
-    """
-    try:
-        content = await request.read()
-    except web.RequestPayloadError as error:
-        raise SessionRefused(400, f"invalid body: {error}") from error
-    try:
-        return orjson.loads(content) if content.strip() else {}
-    except orjson.JSONDecodeError as error:
-        raise SessionRefused(400, f"invalid JSON body: {error}") from error
-
-
-def _read_samples_body(body: Any) -> tuple[int | None, dict[str, Any] | None]:
-    if not isinstance(body, dict):
-        raise SessionRefused(400, "body: want a JSON object")
-    limit, metadata = body.get("max_seq_len"), body.get("metadata")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise SessionRefused(400, "max_seq_len: want a positive integer")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise SessionRefused(400, "metadata: want an object")
-    check_text(metadata, "metadata")
-    reward = (metadata or {}).get("reward")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
-        raise SessionRefused(400, "metadata.reward: want a number")
-    return limit, metadata
 
 
 async def run(server: SessionServer, host: str, port: int, *, announce: Callable[[int], None]) -> None:
@@ -293,6 +246,7 @@ def serve(
     driver_token: str | None = None,
     enable_thinking: bool = False,
     max_sessions: int = MAX_SESSIONS,
+    keepalive_s: float = KEEPALIVE_S,
     announce: Callable[[int], None] | None = None,
 ) -> None:
     """Run a session server in this process until it is told to end.
@@ -302,10 +256,12 @@ def serve(
         tokenizer: checkpoint directory with tokenizer.json.
         driver_token: None checks nothing and binds loopback only.
         max_sessions: one more is refused with 429.
+        keepalive_s: seconds between the comments that a streaming client gets while it waits.
         announce: gets the bound port; the default writes the ready line of rollout.process.
 
     Raises:
-        BadConfig: another host without a driver's token, an unknown renderer, or no session allowed.
+        BadConfig: another host without a driver's token, an unknown renderer, or no session allowed, or
+            no time between two comments.
         BadCheckpoint: no tokenizer there.
         PortInUse: the port is taken.
     """
@@ -313,6 +269,8 @@ def serve(
         raise BadConfig(f"host {host}: without a driver's token only loopback is served")
     if max_sessions < 1:
         raise BadConfig(f"max_sessions {max_sessions}: want at least 1")
+    if not keepalive_s > 0:
+        raise BadConfig(f"keepalive_s {keepalive_s}: want more than 0")
     tito = Tito(Tokenizer(tokenizer), renderer)
 
     async def main() -> None:
@@ -322,6 +280,7 @@ def serve(
             driver_token=driver_token,
             enable_thinking=enable_thinking,
             max_sessions=max_sessions,
+            keepalive_s=keepalive_s,
         )
         await run(server, host, port, announce=announce or (lambda bound: say_ready(port=bound)))
 
@@ -347,6 +306,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--renderer", default="qwen3", help="chat format, by its name in `renderers`")
     parser.add_argument("--enable-thinking", action="store_true", help="sessions think unless they say otherwise")
     parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS, help="sessions at once, at most")
+    parser.add_argument("--keepalive-s", type=float, default=KEEPALIVE_S, help="seconds between comments in a stream")
     parser.add_argument("--driver-token-env", help="name of the environment variable with the driver's token")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -365,6 +325,7 @@ def main(argv: list[str] | None = None) -> int:
             driver_token=token,
             enable_thinking=given.enable_thinking,
             max_sessions=given.max_sessions,
+            keepalive_s=given.keepalive_s,
         )
     except BadInput as error:
         sys.stderr.write(f"{error}\n")

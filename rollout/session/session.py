@@ -115,21 +115,36 @@ class Session:
         Raises:
             SessionRefused: with HTTP status and text; nothing has changed then.
         """
-        request = read_request(
+        request = self._read(body)
+        seen = len(self.nodes) if seen is None else seen
+        self._check_turns()
+        replayed, prompt = self._prompt(request, seen)
+        turn = self._turn(request, replayed, prompt, requested_at, seen)
+        self._running.add(turn)
+        return turn
+
+    def count(self, body: Any) -> int:
+        """Ids of the prompt that `begin` would make of a chat body; no limit of turns or tokens counts.
+
+        Raises:
+            SessionRefused: as for `begin`.
+        """
+        _, prompt = self._prompt(self._read(body), len(self.nodes))
+        return (prompt.parent.n_tokens if prompt.parent else 0) + len(prompt.rendered.ids)
+
+    def _read(self, body: Any) -> ChatRequest:
+        return read_request(
             body,
             vocabulary=self._tito.vocabulary,
             thinking=self.settings.enable_thinking,
             template_fields=self._tito.template_fields,
         )
-        seen = len(self.nodes) if seen is None else seen
-        self._check_turns()
+
+    def _prompt(self, request: ChatRequest, seen: int) -> tuple[Replayed, Prompt]:
         replayed = Replayed(request.messages, self._matcher)
         parent = self._locate(replayed, seen)
         replayed.check(parent.n_messages if parent else 0)
-        prompt = make_prompt(request, parent, self._tito, self.settings)
-        turn = self._turn(request, replayed, prompt, requested_at, seen)
-        self._running.add(turn)
-        return turn
+        return replayed, make_prompt(request, parent, self._tito, self.settings)
 
     def commit(self, turn: Turn, generation: Generation, *, committed_at: datetime, rid: str = "") -> dict[str, Any]:
         """Make a turn's generation part of the conversation and give the client's chat.completion.

@@ -8,94 +8,34 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import openai
 import pyarrow as pa
 import pytest
 from aiohttp import web
-from faulty_engine import FaultyEngine, wait_until
-from scripted import TOOLS, call, tiny_tito, user
+from faulty_engine import wait_until
+from scripted import TOOLS, call, user
+from session_stage import END, TITO, Stage, staged
 
 from rollout.columns import SESSION_SCHEMA, table_to_samples
 from rollout.engine.tiny import CHECKPOINT
-from rollout.process import free_port, start
+from rollout.process import free_port
 from rollout.session.tape import table_to_tape
 
-TITO = tiny_tito()
-END = TITO.tokenizer.control_ids["<|im_end|>"]
 TOKEN = "driver-secret"
-
-
-@dataclass
-class Stage:
-    """A running server with its engine, and a client of it."""
-
-    url: str
-    engine: FaultyEngine
-    http: aiohttp.ClientSession
-    token: str | None
-
-    async def ask(self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str) -> Any:
-        """Status, parsed JSON (or bytes) and headers of one request with the driver's token or `key`."""
-        right = key or self.token
-        if right:
-            headers["Authorization"] = f"Bearer {right}"
-        async with self.http.request(method, self.url + path, json=body, headers=headers) as reply:
-            content = await reply.read()
-            kind = reply.content_type
-            return reply.status, (await reply.json() if kind == "application/json" else content), reply.headers
-
-    async def send(self, head: bytes) -> bytes:
-        """The answer to a request line and headers, byte for byte."""
-        host, port = self.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(head + b"Host: x\r\nConnection: close\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        return answer
-
-    async def open(self, **settings: Any) -> tuple[str, str]:
-        status, opened, _ = await self.ask("POST", "/sessions", settings)
-        assert 200 == status, opened
-        return f"/sessions/{opened['session_id']}", opened["session_key"]
-
-    async def chat(self, session: str, *messages: dict[str, Any], key: str | None = None, **body: Any) -> Any:
-        return await self.ask(
-            "POST", f"{session}/v1/chat/completions", {"model": "m", "messages": list(messages), **body}, key=key
-        )
-
-
-async def _stage(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator[Stage]:
-    engine = FaultyEngine([*TITO.tokenizer.encode("ok"), END])
-    runner = web.AppRunner(engine.app(), shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    argv = [sys.executable, "-m", "rollout.session.server", "--tokenizer", str(CHECKPOINT)]
-    argv += ["--engine", f"http://127.0.0.1:{runner.addresses[0][1]}"]
-    argv += [*more, *(["--driver-token-env", "SESSION_TOKEN"] if token else [])]
-    child = await start(argv, log=tmp_path / "server.log", env={"SESSION_TOKEN": token} if token else None)
-    try:
-        async with aiohttp.ClientSession() as http:
-            yield Stage(child.url, engine, http, token)
-    finally:
-        child.stop()
-        await runner.cleanup()
 
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    async for made in _stage(tmp_path, None):
+    async for made in staged(tmp_path, None):
         yield made
 
 
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[Stage]:
-    async for made in _stage(tmp_path, TOKEN):
+    async for made in staged(tmp_path, TOKEN):
         yield made
 
 
@@ -428,7 +368,7 @@ async def test_clients_that_come_and_go_leave_no_turn_running(stage: Stage) -> N
 
 
 async def test_no_more_sessions_than_max_sessions(tmp_path: Path) -> None:
-    async for stage in _stage(tmp_path, None, "--max-sessions", "2"):
+    async for stage in staged(tmp_path, None, "--max-sessions", "2"):
         session, _ = await stage.open()
         await stage.open()
         status, body, headers = await stage.ask("POST", "/sessions")
@@ -497,6 +437,7 @@ async def test_bad_starts_are_one_line_and_exit_2(stage: Stage, tmp_path: Path) 
         "without a driver's token only loopback": ["--tokenizer", str(CHECKPOINT), "--host", "0.0.0.0"],
         "not a readable tokenizer.json": ["--tokenizer", str(tmp_path), "--port", str(free_port())],
         "renderer 'qwen9' cannot be used": ["--tokenizer", str(CHECKPOINT), "--renderer", "qwen9"],
+        "keepalive_s 0.0: want more than 0": ["--tokenizer", str(CHECKPOINT), "--keepalive-s", "0"],
         "max_sessions 0: want at least 1": ["--tokenizer", str(CHECKPOINT), "--max-sessions", "0"],
         "the environment has no NO_SUCH_TOKEN": ["--tokenizer", str(CHECKPOINT), "--driver-token-env", "NO_SUCH_TOKEN"],
     }

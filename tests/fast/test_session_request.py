@@ -60,7 +60,12 @@ def called(arguments: str) -> dict[str, Any]:
         ({"tool_choice": "required"}, "tool_choice: only auto and none"),
         ({"tool_choice": {"type": "function"}}, "tool_choice: only auto and none"),
         ({"modalities": ["audio"]}, "modalities: only text"),
-        ({"stream": True}, "stream: "),
+        ({"stream": 1}, "stream: want true or false"),
+        ({"stream": True, "n": 0}, "n: only 1"),
+        ({"stream": True, "max_tokens": 0}, "max_tokens: want an integer from 1"),
+        ({"stream": True, "tool_choice": "some"}, "tool_choice: only auto and none"),
+        ({"stream_options": []}, "stream_options: want an object"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: want true or false"),
         ({"temperature": -1}, "temperature: want a number from 0"),
         ({"temperature": "1"}, "temperature: want a number"),
         ({"top_p": 0}, "top_p: want a number above 0"),
@@ -145,6 +150,9 @@ def test_null_fields_are_absent_and_max_completion_tokens_wins() -> None:
 def test_unknown_fields_are_ignored_and_told() -> None:
     turn = begin(body(user="u", store=True, service_tier="auto", wibble=1, stream_options={"include_usage": True}))
     assert ["user", "store", "service_tier", "wibble"] == turn.request.ignored
+    turn = begin(body(stream=True, stream_options={"include_usage": True, "include_obfuscation": False}))
+    assert ["stream_options.include_obfuscation"] == turn.request.ignored
+    assert (True, True) == (turn.request.stream, turn.request.include_usage)
 
 
 def test_pins_override_the_client_and_are_recorded() -> None:

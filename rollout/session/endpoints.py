@@ -1,0 +1,134 @@
+"""What a session's own client may ask for: OpenAI chat, Anthropic messages, their streams, models.
+
+Errors of a request that is not accepted, or fails before the first byte, are plain ones with their
+status. A stream that has begun ends with an error event instead, never like a whole answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from rollout.errors import SessionRefused
+from rollout.session.answering import answer, error_body
+from rollout.session.anthropic import chat_body, to_message
+from rollout.session.chat import Chat
+from rollout.session.incoming import drop_parsed_arguments, read_body, sent_tokens
+from rollout.session.live import LiveSession, LiveSessions
+from rollout.session.sse import EventStream
+from rollout.session.streaming import chat_events, event, message_events
+from rollout.session.turn import Turn
+from rollout.tito.renderer import Tito
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE_S = 10.0
+"""Seconds between the comments that a streaming client gets while it waits for its answer."""
+
+INTERNAL_ERROR = "internal error; the server's log says more"
+
+_EPOCH = "1970-01-01T00:00:00Z"
+
+
+class Endpoints:
+    """The handlers under /sessions/{session_id}/v1."""
+
+    def __init__(
+        self,
+        sessions: LiveSessions,
+        chat: Chat,
+        tito: Tito,
+        *,
+        model_name: Callable[[], Awaitable[str]],
+        count_refusal: Callable[..., None],
+        keepalive_s: float,
+    ) -> None:
+        self._sessions = sessions
+        self._chat = chat
+        self._can_think = "enable_thinking" in tito.template_fields
+        self._model_name = model_name
+        self._count_refusal = count_refusal
+        self._keepalive_s = keepalive_s
+
+    def routes(self, prefix: str) -> list[web.RouteDef]:
+        return [
+            web.post(f"{prefix}/chat/completions", self._complete),
+            web.post(f"{prefix}/messages", self._message),
+            web.post(f"{prefix}/messages/count_tokens", self._count),
+            web.get(f"{prefix}/models", self._models),
+            web.route("*", f"{prefix}/responses", self._responses),
+        ]
+
+    def _client(self, request: web.Request) -> LiveSession:
+        live = self._sessions.for_client(request.match_info["session_id"], sent_tokens(request))
+        request["live"] = live
+        return live
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        live = self._client(request)
+        body = await read_body(request)
+        drop_parsed_arguments(body)
+        turn = self._chat.begin(live, body)
+        if turn.request.stream:
+            events = partial(chat_events, include_usage=turn.request.include_usage)
+            return await self._stream(request, live, turn, events)
+        return answer(await self._chat.finish(live, turn))
+
+    async def _message(self, request: web.Request) -> web.StreamResponse:
+        live = self._client(request)
+        body = chat_body(await read_body(request, exact=True), can_think=self._can_think)
+        turn = self._chat.begin(live, body)
+        if turn.request.stream:
+            return await self._stream(request, live, turn, lambda reply: message_events(to_message(reply)))
+        return answer(to_message(await self._chat.finish(live, turn)))
+
+    async def _count(self, request: web.Request) -> web.Response:
+        live = self._client(request)
+        body = chat_body(await read_body(request, exact=True), can_think=self._can_think)
+        return answer({"input_tokens": self._chat.count(live, body)})
+
+    async def _stream(
+        self,
+        request: web.Request,
+        live: LiveSession,
+        turn: Turn,
+        events: Callable[[dict[str, Any]], Iterable[bytes]],
+    ) -> web.StreamResponse:
+        stream = EventStream(request, self._keepalive_s)
+        try:
+            async with stream.kept_alive():
+                reply = await self._chat.finish(live, turn)
+            return await stream.finish(events(reply))
+        except SessionRefused as refusal:
+            if not stream.started:
+                raise
+            self._count_refusal(request, refusal.status, engine=refusal.engine)
+            status, message, code = refusal.status, refusal.message, refusal.code
+        except Exception:
+            if not stream.started:
+                raise
+            log.exception("%s %s failed", request.method, request.path)
+            status, message, code = 500, INTERNAL_ERROR, None
+        anthropic = speaks_anthropic(request)
+        body = error_body(status, message, code, anthropic=anthropic)
+        return await stream.finish([event(body, "error" if anthropic else None)])
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._client(request)
+        name = await self._model_name()
+        if speaks_anthropic(request):
+            model = {"type": "model", "id": name, "display_name": name, "created_at": _EPOCH}
+            return answer({"data": [model], "has_more": False, "first_id": name, "last_id": name})
+        return answer({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "engine"}]})
+
+    async def _responses(self, request: web.Request) -> web.Response:
+        raise SessionRefused(404, "v1/responses is not served; use v1/chat/completions")
+
+
+def speaks_anthropic(request: web.Request) -> bool:
+    """Whether a client is Anthropic's: it says so in a header, or asks for what only they have."""
+    return "anthropic-version" in request.headers or "/v1/messages" in request.path
