@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from rollout.errors import CanaryFailed, ParityFailed
 from rollout.lake.planfile import Plan, ShardPlan
-from rollout.parity.validate import require_parity
 from rollout.sample import Status
 
 _WELL = [str(Status.COMPLETED), str(Status.TRUNCATED)]
@@ -66,6 +65,8 @@ def require_staged(facts: Sequence[pl.DataFrame], parity: Sequence[pa.Table], ca
         raise CanaryFailed("canary: the prompt rows of all its groups are refused, so nothing was tried")
     if (problem := find_problem(frame, canary)) is not None:
         raise CanaryFailed(problem)
+    from rollout.parity.validate import require_parity  # brings openai along; a dry run needs none of it
+
     try:
         require_parity(pa.concat_tables(parity), min_equal=0.0)
     except ParityFailed as error:

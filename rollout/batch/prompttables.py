@@ -18,7 +18,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyarrow.dataset import ParquetFileFragment, get_partition_keys
 
 from rollout.batch.content import reading
 from rollout.batch.promptfiles import BATCH_ROWS, Source, open_parquet, table_errors, table_rows
@@ -118,15 +117,17 @@ def _delta_rows(delta: DeltaTable, name: str) -> Iterator[Any]:
         raise BadPrompts(f"{name}: cannot be read as a Delta table: {' '.join(str(error).split())}") from error
 
 
-def _file_batches(fragment: ParquetFileFragment, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _file_batches(fragment: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """A data file's rows with the table's columns; partition values and columns that came later are not in the file.
 
-    Not by the fragment's own scanner, which holds a whole row group, and that may be a million rows.
+    Not by the scanner of the `fragment` (ParquetFileFragment): it holds a whole row group, maybe a million rows.
     """
+    import pyarrow.dataset  # imports pandas where that is installed: half a second, and only tables need it
+
     with fragment.filesystem.open_input_file(fragment.path) as file:
         table = open_parquet(file)
         stored = set(table.schema_arrow.names)
-        fixed = get_partition_keys(fragment.partition_expression)
+        fixed = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
         columns = [column for column in schema.names if column in stored]
         for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=columns):
             for column in schema:
