@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SLOW = {"openai", "prefect", "renderers", "torch", "transformers"}
+SLOW = {"openai", "pandas", "prefect", "renderers", "torch", "transformers"}
 
 
 @pytest.mark.parametrize("arguments", [["run", "--dry-run"], ["show"], ["parity", "mine"]], ids=" ".join)
