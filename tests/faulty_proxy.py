@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import orjson
 from aiohttp import web
+from loopback import served
 
 
 class FaultyProxy:
@@ -48,15 +49,8 @@ class FaultyProxy:
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/generate", self.generate)
         app.router.add_route("*", "/{path}", self.forward)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        async with aiohttp.ClientSession() as self._http:
-            await runner.setup()
-            try:
-                await web.TCPSite(runner, "127.0.0.1", 0).start()
-                self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-                yield self
-            finally:
-                await runner.cleanup()
+        async with aiohttp.ClientSession() as self._http, served(app, handler_cancellation=True) as self.url:
+            yield self
 
     @contextmanager
     def in_thread(self) -> Iterator[FaultyProxy]:

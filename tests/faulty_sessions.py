@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from aiohttp import web
+from loopback import served
 
 from rollout.columns import session_table
 from rollout.sample import Sample, Status
@@ -182,11 +183,5 @@ async def serving(fake):
     app.router.add_post("/sessions/{id}/samples", fake.samples)
     app.router.add_get("/sessions/{id}/tape", fake.tape)
     app.router.add_delete("/sessions/{id}", fake.delete)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with served(app) as fake.url:
         yield fake
-    finally:
-        await runner.cleanup()

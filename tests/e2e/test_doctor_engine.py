@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from faulty_facts import FaultyFacts
+from loopback import served
 
 from rollout.config import make_config
 from rollout.doctor.engine import check_engine
@@ -223,11 +224,6 @@ async def test_a_faulty_prefect_server(health: int, version: web.Response, state
 
     app = web.Application()
     app.router.add_get("/{path:.*}", faulty)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        found = await check_prefect(f"http://127.0.0.1:{runner.addresses[0][1]}/api")
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        found = await check_prefect(f"{url}/api")
     assert state == found.state and words in found.detail

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from loopback import served
 
 from rollout.agents import branching, single_turn, tool_loop
 from rollout.agents.openai_client import close_connections
@@ -40,14 +41,11 @@ async def faulty_model(replies):
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", chat)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", bodies
-    finally:
-        await close_connections()
-        await runner.cleanup()
+    async with served(app) as url:
+        try:
+            yield url, bodies
+        finally:
+            await close_connections()
 
 
 async def play(agent, *replies, tools=TOOLS, metadata=None):

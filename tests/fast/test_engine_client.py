@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from loopback import served
 
 from rollout.engine.client import ROUTING_HEADER, EngineClient
 from rollout.errors import EngineError, EngineRefused
@@ -38,14 +39,8 @@ class FaultyEngine:
 async def engine(answer: Answer) -> AsyncIterator[tuple[FaultyEngine, str]]:
     faulty, app = FaultyEngine(answer), web.Application()
     app.router.add_route("*", "/{path:.*}", faulty.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield faulty, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield faulty, url
 
 
 def answers(body: bytes, status: int = 200) -> Answer:
