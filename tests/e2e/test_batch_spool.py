@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from command import Rollout, Run
 from faulty_proxy import FaultyProxy
 
-from rollout.batch.spool import open_spool, spool_folder
+from rollout.batch.spool import open_spool, peek_spool, spool_folder
 from rollout.engine.embedded import start_embedded
 from rollout.lake import LakePaths, scan_samples, scan_trajectories
 from rollout.lake.staging import read_plan, staged_shards
@@ -58,24 +57,17 @@ def finished_indexes(lake: Path, home: Path) -> tuple[set[int], set[int]]:
     return {index for shard in staged for index in plan.shards[shard].indexes}, spooled
 
 
-def spooled_records(home: Path) -> int:
-    """Rollouts in the spools of a running batch, counted by their frames: opening one would cut it."""
-    n_records = 0
-    for path in (home / "spool" / "mine").rglob("*.spool"):
-        with suppress(FileNotFoundError):  # its shard has just been staged
-            data, end, n_frames = path.read_bytes(), 0, 0
-            while end + 40 <= len(data):
-                end += 40 + int.from_bytes(data[end : end + 8], "little")
-                n_frames += end <= len(data)
-            n_records += max(n_frames - 3, 0)
-    return n_records
+def spooled_records(lake: Path, home: Path) -> int:
+    """Rollouts in the spools of a running batch, which are only read: opening one would cut it."""
+    plan = read_plan(LakePaths(lake), "mine")
+    return 0 if plan is None else sum(len(peek_spool(home / "spool", plan, cut.shard)) for cut in plan.shards)
 
 
-def wait_for_a_moment(run: Run, proxy: FaultyProxy, home: Path, n_calls: int) -> None:
+def wait_for_a_moment(run: Run, proxy: FaultyProxy, lake: Path, home: Path, n_calls: int) -> None:
     """Until so many more calls were made and a rollout has come into the spool of a shard that is not done."""
-    before, end, n_calls = spooled_records(home), time.monotonic() + 120, len(proxy.seen) + n_calls
+    before, end, n_calls = spooled_records(lake, home), time.monotonic() + 120, len(proxy.seen) + n_calls
     while run.process.poll() is None:
-        if len(proxy.seen) >= n_calls and spooled_records(home) not in (0, before):
+        if len(proxy.seen) >= n_calls and spooled_records(lake, home) not in (0, before):
             return
         assert time.monotonic() < end, "the batch does not go on"
         time.sleep(0.005)
@@ -107,7 +99,7 @@ def test_no_finished_rollout_is_run_twice(
     proxy.fault = slow
     for _ in range(kills):
         run = quick_rollout.start(*command)
-        wait_for_a_moment(run, proxy, quick_rollout.home, rng.randint(10, 12))
+        wait_for_a_moment(run, proxy, lake, quick_rollout.home, rng.randint(10, 12))
         assert run.process.poll() is None, run.wait().stderr
         run.end(signal.SIGKILL)
         assert [] == run.left_over()
