@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 from collections import Counter
 from typing import Any
 
@@ -108,8 +106,7 @@ def show_installed(*, as_json: bool) -> None:
     """List the installed parts; those that cannot be used come last, each with its reason."""
     from rollout.installed import installed_parts  # imports every part's module, which takes a while
 
-    with contextlib.redirect_stdout(sys.stderr):  # what the users' modules print when they are imported
-        parts = installed_parts()
+    parts = installed_parts()
     if as_json:
         return _print_json({"parts": [part.to_json() for part in parts]})
     columns = ["kind", "name", "package", "target", "needs"]

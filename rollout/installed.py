@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,8 +41,12 @@ class InstalledPart:
 
 
 def installed_parts() -> list[InstalledPart]:
-    """All agents, rewards, pickers, finishers and matchers, each loaded and checked as a batch would."""
-    return [_installed(group, part.name, part.package, part.target) for group in GROUPS for part in list_parts(group)]
+    """All agents, rewards, pickers, finishers and matchers, each loaded and checked as a batch would.
+
+    What the users' modules print when they are imported goes to stderr: stdout is the listing's.
+    """
+    with redirect_stdout(sys.stderr):
+        return [_installed(group, one.name, one.package, one.target) for group in GROUPS for one in list_parts(group)]
 
 
 def _installed(group: str, name: str, package: str, target: str) -> InstalledPart:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 from rollout.doctor.finding import Finding, fail, ok
 
 
@@ -12,8 +9,7 @@ def check_parts() -> list[Finding]:
     """Load every part as a batch would."""
     from rollout.installed import installed_parts  # imports every part's module, which takes a while
 
-    with contextlib.redirect_stdout(sys.stderr):  # what the users' modules print when they are imported
-        parts = installed_parts()
+    parts = installed_parts()
     problems = [f"{part.problem}: repair or uninstall {part.package}" for part in parts if part.problem is not None]
     usable = sum(part.problem is None for part in parts)
     return [ok("parts", f"{usable} can be used"), *(fail("parts", problem) for problem in problems)]
