@@ -17,7 +17,7 @@ import orjson
 
 from rollout.engine.generation import Generation, read_generation
 from rollout.errors import EngineError, EngineFailed, EngineRefused, SessionRefused
-from rollout.session.live import LiveSession
+from rollout.session.live import LiveSession, not_found
 from rollout.session.metrics import Metrics
 from rollout.session.session import CONTEXT_CODE
 from rollout.session.turn import Turn
@@ -48,8 +48,7 @@ class Chat:
         Raises:
             SessionRefused: as Session.begin; the session is as it was.
         """
-        if live.closed:
-            raise _gone(live)
+        live.check_open()
         turn = live.session.begin(body, requested_at=datetime.now(UTC))
         self._count_request(turn)
         return turn
@@ -60,8 +59,7 @@ class Chat:
         Raises:
             SessionRefused: as Session.count.
         """
-        if live.closed:
-            raise _gone(live)
+        live.check_open()
         return live.session.count(body)
 
     async def finish(self, live: LiveSession, turn: Turn) -> dict[str, Any]:
@@ -74,8 +72,7 @@ class Chat:
         rid = f"chatcmpl-{uuid.uuid4().hex}"
         try:
             generation = await self._generate(live, turn, rid)
-            if live.closed:
-                raise _gone(live)
+            live.check_open()
             reply = live.session.commit(turn, generation, committed_at=datetime.now(UTC), rid=rid)
         except BaseException:
             live.session.release(turn)
@@ -94,7 +91,7 @@ class Chat:
             self._abort(rid)
             current = asyncio.current_task()
             if live.closed and current is not None and not current.cancelling():
-                raise _gone(live) from None
+                raise not_found(live.session.session_id) from None
             raise
         except EngineRefused as error:
             self._metrics.add("engine_failures_total")
@@ -142,10 +139,6 @@ class Chat:
             self._metrics.add("sampled_tokens_total", len(generation.output_ids_O))
         else:
             self._metrics.add("unrecorded_total")
-
-
-def _gone(live: LiveSession) -> SessionRefused:
-    return SessionRefused(404, f"session not found: session_id={live.session.session_id}")
 
 
 def _engine_refusal(error: EngineRefused) -> SessionRefused:

@@ -27,6 +27,15 @@ class LiveSession:
     refused: Counter[str] = field(default_factory=Counter)
     closed: bool = False
 
+    def check_open(self) -> None:
+        """Refuse what comes after the session was deleted.
+
+        Raises:
+            SessionRefused: 404, as for a session that never was.
+        """
+        if self.closed:
+            raise not_found(self.session.session_id)
+
     def row(self, now: datetime) -> dict[str, Any]:
         """Its line in GET /sessions: no content."""
         return {
@@ -108,8 +117,12 @@ class LiveSessions:
     def _find(self, session_id: str) -> LiveSession:
         live = self._sessions.get(session_id)
         if live is None:
-            raise SessionRefused(404, f"session not found: session_id={session_id}")
+            raise not_found(session_id)
         return live
+
+
+def not_found(session_id: str) -> SessionRefused:
+    return SessionRefused(404, f"session not found: session_id={session_id}")
 
 
 def new_session_id() -> str:

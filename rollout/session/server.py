@@ -183,8 +183,7 @@ class SessionServer:
     async def _samples(self, request: web.Request) -> web.Response:
         live = self._driver(request)
         max_seq_len, metadata = read_samples_body(await read_body(request))
-        if live.closed:
-            raise SessionRefused(404, f"session not found: session_id={live.session.session_id}")
+        live.check_open()
         reply = live.session.samples(max_seq_len=max_seq_len, metadata=metadata)
         if "application/json" in request.headers.get("Accept", ""):
             return answer_samples_json(reply)
