@@ -15,7 +15,7 @@ RolloutLakeError
 │   ├── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
 │   └── EngineFailed             the engine answered 5xx: a repeat may help
 ├── FailedInARow                 max_failed_in_a_row rollouts failed one after another
-├── CanaryFailed                a batch's first groups did not go well, so the rest was not started
+├── CanaryFailed                 a batch's first groups did not go well, so the rest was not started
 ├── StagedChanged                a staged file no longer has its manifest's digest
 ├── BatchIncomplete              planned shards are missing
 ├── ParityFailed                 a rollout differs, or too few are equal: the batch is quarantined

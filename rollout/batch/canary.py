@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rollout.errors import CanaryFailed, ParityFailed
 from rollout.lake.planfile import Plan, ShardPlan
@@ -27,7 +26,12 @@ _MAX_NAMED = 5
 
 def canary_shards(plan: Plan, canary: int) -> list[ShardPlan]:
     """The shards with the first `canary` groups; of a plan made for another canary they may hold more groups."""
-    return [cut for cut in plan.shards if cut.first_group < canary]
+    return [cut for cut in plan.shards if in_canary(cut, canary)]
+
+
+def in_canary(cut: ShardPlan, canary: int) -> bool:
+    """Whether the shard has one of the first `canary` groups."""
+    return cut.first_group < canary
 
 
 def require_unstaged(samples: pa.Table, canary: int) -> None:
@@ -40,12 +44,9 @@ def require_unstaged(samples: pa.Table, canary: int) -> None:
     Raises:
         CanaryFailed: a group did not go well; says what failed how often, and the first message.
     """
-    failure = samples.column("failure")
-    names = ("group_index", "index", "sibling", "status")
-    columns = {name: samples.column(name) for name in names}
-    columns |= {"failure": pc.struct_field(failure, "type"), "message": pc.struct_field(failure, "message")}
-    frame = pl.from_arrow(pa.table(columns))
-    assert isinstance(frame, pl.DataFrame)
+    failure = pl.col("failure").struct
+    frame = pl.DataFrame(samples.select(["group_index", "index", "sibling", "status", "failure"]))
+    frame = frame.with_columns(failure=failure.field("type"), message=failure.field("message"))
     if (problem := find_problem(frame, canary)) is not None:
         raise CanaryFailed(problem)
 

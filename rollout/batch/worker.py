@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout import __version__
 from rollout.agents.contract import load_agents
-from rollout.batch.canary import require_unstaged
+from rollout.batch.canary import in_canary, require_unstaged
 from rollout.batch.output import contained_output
 from rollout.batch.plan import shard_inputs, shard_refusals
 from rollout.batch.prepare import Batch
@@ -55,23 +55,29 @@ class Worker:
         spool = await asyncio.to_thread(self._open_spool, shard)
         with spool:
             result = await self._roll_out(shard, spool, progress)
-            try:
-                require_unstaged(result.samples, self.batch.config.canary)
-            except CanaryFailed:
-                await asyncio.to_thread(spool.remove)
-                raise
+            if self._in_canary(shard):
+                await self._require_canary(result, spool)
             manifest = await asyncio.to_thread(
                 stage_shard, self.batch.paths, plan, shard, result.samples, result.trajectories, result.counts
             )
             await asyncio.to_thread(spool.remove)
         return manifest
 
+    def _in_canary(self, shard: int) -> bool:
+        return in_canary(self.batch.plan.shards[shard], self.batch.config.canary)
+
+    async def _require_canary(self, result: ShardResult, spool: Spool) -> None:
+        try:
+            require_unstaged(result.samples, self.batch.config.canary)
+        except CanaryFailed:
+            await asyncio.to_thread(spool.remove)
+            raise
+
     def _open_spool(self, shard: int) -> Spool:
         """The shard's spool. A canary that was stopped after a failure is run anew: that failure may be mended."""
         plan = self.batch.plan
         spool = open_spool(self._spools, plan, shard)
-        in_canary = plan.shards[shard].first_group < self.batch.config.canary
-        if in_canary and any(rows.samples.column("failure")[0].is_valid for rows in spool.rollouts):
+        if self._in_canary(shard) and any(rows.samples.column("failure")[0].is_valid for rows in spool.rollouts):
             spool.remove()
             return open_spool(self._spools, plan, shard)
         return spool
