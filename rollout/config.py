@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rollout.errors import BadConfig
 from rollout.row_sampling import Bounds, parse_bounds, row_sampling
@@ -97,12 +97,9 @@ class BatchConfig(BaseModel):
     @classmethod
     def _check_sampling_bounds(cls, value: str | None) -> str | None:
         for name, ends in (parse_bounds(value) if value is not None else {}).items():
-            field = cls.model_fields[name]
-            kind: Any = Annotated[(field.annotation, *field.metadata)]
-            batchs_own = TypeAdapter[Any](kind)
             for end in ends:
                 try:
-                    batchs_own.validate_python(end)
+                    cls.model_validate({name: end})  # as a batch's own value would be
                 except ValidationError as error:
                     raise ValueError(f"{name} {end:g}: {error.errors()[0]['msg']}") from error
         return value
