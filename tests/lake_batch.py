@@ -40,7 +40,6 @@ def plan_batch(batch_id: str = "b1", **options: object) -> Plan:
     defaults = {"batch_id": batch_id, "n_samples_per_prompt": 2, "shard_size": 4}
     return make_plan(
         make_config(**{**defaults, **options}),
-        prompts_bytes=PROMPTS,
         rows=parse_prompts(PROMPTS, "prompts"),
         model_digest="m",
         created_at=NOW,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rollout.errors import BadPrompts
+from rollout.lake.datafile import file_digest
 
 MEMORY_BYTES = 16 * 1024 * 1024
 """Files up to this size are read once and kept; larger ones are read again, and refused where they changed."""
@@ -45,7 +46,7 @@ class Content:
             if not stat.S_ISREG(found.st_mode) or found.st_size <= MEMORY_BYTES:
                 return cls.of(path.read_bytes(), name)
             with path.open("rb") as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+                digest = file_digest(file)
                 return cls(name=name, size=file.tell(), digest=digest, open=lambda: path.open("rb"))
 
     def chunks(self) -> Iterator[bytes]:

@@ -38,7 +38,6 @@ _NAME_LIMIT = 60
 def make_plan(
     config: BatchConfig,
     *,
-    prompts_bytes: bytes | Content,
     rows: PromptRows,
     model_digest: str,
     created_at: datetime,
@@ -50,7 +49,6 @@ def make_plan(
     """Plan a batch.
 
     Args:
-        prompts_bytes: the bytes that `rows` were parsed from, or their `content`.
         model_digest: digest of the model's weights, as text.
         created_at: creation time of the flow run, with timezone; a retry of the run keeps it.
         flow_run_id: a UUID, with or without hyphens.
@@ -67,12 +65,11 @@ def make_plan(
     _check_keys(rows, config)
     batch_id = config.batch_id or make_batch_id(deployment, slot, created_at, flow_run_id)
     per_prompt = config.n_samples_per_prompt
-    content = Content.of(prompts_bytes) if isinstance(prompts_bytes, bytes) else prompts_bytes
     return Plan(
         batch_id=check_batch_id(batch_id),
         config=config.model_dump(mode="json"),
-        config_hash=config_hash(config, content, model_digest),
-        prompts_digest=content.digest,
+        config_hash=config_hash(config, rows.content, model_digest),
+        prompts_digest=rows.content.digest,
         model_digest=model_digest,
         package_version=__version__,
         created_at=created_at.astimezone(UTC),

@@ -26,6 +26,7 @@ from rollout.engine.checkpoint import read_checkpoint
 from rollout.engine.client import EngineClient
 from rollout.engine.tiny import CHECKPOINT
 from rollout.errors import BadConfig, EngineError
+from rollout.lake.datafile import file_digest
 from rollout.lake.paths import LakePaths
 from rollout.lake.planfile import Plan
 from rollout.lake.publishing import batch_status, published_version, refuse_closed
@@ -108,7 +109,6 @@ async def prepare(
     plan = await asyncio.to_thread(
         make_plan,
         config,
-        prompts_bytes=rows.content,
         rows=rows,
         model_digest=await model_digest(config),
         created_at=origin.created_at,
@@ -240,6 +240,6 @@ def checkpoint_digest(directory: Path) -> str:
     digest = hashlib.blake2b(digest_size=32)
     for path in sorted({*checkpoint.files.values(), *(path for path in named if path.is_file())}):
         with path.open("rb") as file:
-            part = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+            part = file_digest(file)
         digest.update(f"{path.name}\x00{part}\x00".encode())
     return digest.hexdigest()

@@ -106,9 +106,6 @@ class PromptRows(Sequence[PromptRow]):
     def line(self, position: int) -> int:
         return self._lines[position]
 
-    def is_refused(self, position: int) -> bool:
-        return bool(self._refused[position])
-
     def __len__(self) -> int:
         return len(self._lines)
 

@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from rollout.batch.content import reading
 from rollout.batch.promptfiles import BATCH_ROWS, Source, open_parquet, table_errors, table_rows
 from rollout.errors import BadPrompts
+from rollout.lake.datafile import file_digest
 from rollout.lake.paths import s3_options
 
 _VERSION = re.compile(r"(?P<table>.+)@v(?P<version>0|[1-9][0-9]{0,17})", re.DOTALL)
@@ -157,7 +158,7 @@ def _dataset_source(folder: Path, name: str) -> Source:
     with reading(name):
         for path in files:
             with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).digest())
+                digest.update(bytes.fromhex(file_digest(file)))
     rows = _dataset_rows(files, name)
     return Source(name=name, unit="row", fingerprint=digest.hexdigest(), content=None, rows=rows)
 

@@ -136,7 +136,6 @@ async def _roll_out(marks: Marks, options: dict[str, Any], folder: Path) -> list
     digest = await model_digest(config)
     plan = make_plan(
         config,
-        prompts_bytes=data,
         rows=rows,
         model_digest=digest,
         created_at=datetime.now(UTC),

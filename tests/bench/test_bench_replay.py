@@ -176,7 +176,6 @@ async def _demo(tmp_path: Any) -> tuple[pa.Table, pa.Table]:
     digest = await model_digest(config)
     plan = make_plan(
         config,
-        prompts_bytes=data,
         rows=rows,
         model_digest=digest,
         created_at=STAMP.created_at,

@@ -34,7 +34,6 @@ def plan(lines, *, skip_bad=False, created_at=NOW, deployment=None, slot=None, *
     data = "\n".join(lines).encode()
     return make_plan(
         make_config(prompts="p.jsonl", skip_bad_prompts=skip_bad, **options),
-        prompts_bytes=data,
         rows=parse_prompts(data, "p.jsonl", skip_bad=skip_bad),
         model_digest="m",
         created_at=created_at,

@@ -49,7 +49,7 @@ def bare(rows):
 def plan(rows):
     config = make_config(n_samples_per_prompt=1)
     times = {"created_at": datetime(2026, 12, 2, tzinfo=UTC), "flow_run_id": "0" * 32}
-    return make_plan(config, prompts_bytes=rows.content, rows=rows, model_digest="m", **times)
+    return make_plan(config, rows=rows, model_digest="m", **times)
 
 
 def hash_of(rows):
