@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rollout.columns import session_table
 from rollout.errors import SessionRefused
-from rollout.session.session import SamplesReply
+from rollout.session.collecting import SamplesReply
 
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 

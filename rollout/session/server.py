@@ -1,4 +1,4 @@
-"""The session server: OpenAI chat and Anthropic messages in front, `/generate` behind, one conversation per session.
+"""The session server as a process: one conversation per session, sessions in memory.
 
 python -m rollout.session.server --engine URL --tokenizer DIR [--port N] ...
 """
@@ -13,200 +13,18 @@ import logging
 import os
 import signal
 import sys
-import uuid
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
 from rollout.engine.client import EngineClient
-from rollout.errors import BadConfig, BadInput, EngineError, PortInUse, SessionRefused, UnknownPart
+from rollout.errors import BadConfig, BadInput, PortInUse
 from rollout.process import say_ready
-from rollout.session.answering import (
-    answer,
-    answer_arrow,
-    answer_error,
-    answer_refusal,
-    answer_samples_arrow,
-    answer_samples_json,
-)
-from rollout.session.chat import Chat
-from rollout.session.endpoints import INTERNAL_ERROR, KEEPALIVE_S, Endpoints, speaks_anthropic
-from rollout.session.incoming import read_body, read_samples_body, sent_tokens
-from rollout.session.live import LiveSession, LiveSessions, new_session_id
-from rollout.session.metrics import Metrics
-from rollout.session.opening import read_settings
-from rollout.session.session import open_session
-from rollout.session.settings import SessionSettings
-from rollout.session.tape import ENGINE_PREFIX, tape_to_table
-from rollout.session.views import records_view
+from rollout.session.app import MAX_SESSIONS, SessionServer
+from rollout.session.endpoints import KEEPALIVE_S
 from rollout.tito.renderer import Tito
 from rollout.tito.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
-
-MAX_BODY = 64 * 2**20
-"""Bytes of a request's body, at most."""
-
-MAX_SESSIONS = 10_000
-"""Sessions at once, at most, unless the server is told otherwise."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class SessionServer:
-    """The application: sessions in memory, one engine, one model family."""
-
-    def __init__(
-        self,
-        engine: EngineClient,
-        tito: Tito,
-        *,
-        driver_token: str | None = None,
-        enable_thinking: bool = False,
-        max_sessions: int = MAX_SESSIONS,
-        keepalive_s: float = KEEPALIVE_S,
-    ) -> None:
-        self._engine = engine
-        self._tito = tito
-        self._defaults = SessionSettings(renderer=tito.name, enable_thinking=enable_thinking)
-        self._sessions = LiveSessions(driver_token, max_sessions)
-        self._metrics = Metrics()
-        self._chat = Chat(engine, self._metrics, tito.vocabulary)
-        self._instance = uuid.uuid4().hex
-        self._model: dict[str, Any] | None = None
-        self._endpoints = Endpoints(
-            self._sessions,
-            self._chat,
-            tito,
-            model_name=self._model_name,
-            count_refusal=self._count_refusal,
-            keepalive_s=keepalive_s,
-        )
-
-    def app(self) -> web.Application:
-        """The routes; unserved paths are 404, nothing is passed on to the engine's own."""
-        app = web.Application(middlewares=[self._errors], client_max_size=MAX_BODY)
-        one = "/sessions/{session_id}"
-        app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/metrics", self._show_metrics),
-                web.get("/sessions", self._list),
-                web.post("/sessions", self._open),
-                web.get(one, self._show),
-                web.delete(one, self._delete),
-                web.get(f"{one}/tape", self._tape),
-                web.post(f"{one}/samples", self._samples),
-                *self._endpoints.routes(f"{one}/v1"),
-            ]
-        )
-        app.on_cleanup.append(self._close)
-        return app
-
-    async def _close(self, app: web.Application) -> None:
-        await self._chat.close()
-        await self._engine.close()
-
-    @web.middleware
-    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except SessionRefused as refusal:
-            self._count_refusal(request, refusal.status, engine=refusal.engine)
-            return answer_refusal(refusal, anthropic=speaks_anthropic(request))
-        except web.HTTPException as error:
-            self._count_refusal(request, error.status)
-            message = f"{error.reason}: {request.method} {request.path}"
-            return answer_error(error.status, message, anthropic=speaks_anthropic(request))
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            return answer_error(500, INTERNAL_ERROR, anthropic=speaks_anthropic(request))
-
-    def _count_refusal(self, request: web.Request, status: int, *, engine: bool = False) -> None:
-        self._metrics.add("refused_total", label=f'status="{status}"')
-        live: LiveSession | None = request.get("live")
-        if live is not None:
-            live.refused[f"{ENGINE_PREFIX}{status}" if engine else str(status)] += 1
-
-    def _driver(self, request: web.Request) -> LiveSession:
-        return self._sessions.for_driver(request.match_info["session_id"], sent_tokens(request))
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return answer({"status": "ok", "session_server_instance_id": self._instance})
-
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(sent_tokens(request))
-        running = sum(live.session.running for live in self._sessions.all())
-        gauges = {"sessions_live": len(self._sessions), "generations_running": running}
-        return web.Response(text=self._metrics.text(gauges), content_type="text/plain")
-
-    async def _list(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(sent_tokens(request))
-        now = datetime.now(UTC)
-        return answer({"sessions": [live.row(now) for live in self._sessions.all()]})
-
-    async def _open(self, request: web.Request) -> web.Response:
-        self._sessions.check_driver(sent_tokens(request))
-        settings = read_settings(await read_body(request), self._defaults)
-        context = await self._context_length()
-        self._sessions.check_room()
-        try:
-            session = open_session(settings, self._tito, new_session_id(), context_length=context)
-        except UnknownPart as error:
-            raise SessionRefused(400, str(error)) from error
-        live = self._sessions.add(session)
-        self._metrics.add("sessions_opened_total")
-        return answer({"session_id": session.session_id, "session_key": live.key})
-
-    async def _show(self, request: web.Request) -> web.Response:
-        session = self._driver(request).session
-        return answer(
-            {
-                "session_id": session.session_id,
-                "records": records_view(session.active_path()),
-                "metadata": session.metadata(),
-            }
-        )
-
-    async def _delete(self, request: web.Request) -> web.Response:
-        self._sessions.remove(self._driver(request))
-        self._metrics.add("sessions_deleted_total")
-        return web.Response(status=204)
-
-    async def _tape(self, request: web.Request) -> web.Response:
-        live = self._driver(request)
-        return answer_arrow(tape_to_table(live.session.tape(refused=dict(live.refused))))
-
-    async def _samples(self, request: web.Request) -> web.Response:
-        live = self._driver(request)
-        max_seq_len, metadata = read_samples_body(await read_body(request))
-        live.check_open()
-        reply = live.session.samples(max_seq_len=max_seq_len, metadata=metadata)
-        if "application/json" in request.headers.get("Accept", ""):
-            return answer_samples_json(reply)
-        return answer_samples_arrow(reply)
-
-    async def _context_length(self) -> int | None:
-        """The engine's own where it says one, else the checkpoint's (SGLang's /model_info has none)."""
-        told = (await self._model_info()).get("context_length")
-        good = isinstance(told, int) and not isinstance(told, bool) and told > 0
-        return told if good else self._tito.tokenizer.context_length
-
-    async def _model_name(self) -> str:
-        return str((await self._model_info()).get("model_path") or self._tito.name)
-
-    async def _model_info(self) -> dict[str, Any]:
-        """The engine's own facts, asked for until it answers once."""
-        if self._model is None:
-            try:
-                self._model = await self._engine.model_info()
-            except EngineError as error:
-                log.warning("the engine does not say what it serves: %s", error)
-                return {}
-        return self._model
 
 
 async def run(server: SessionServer, host: str, port: int, *, announce: Callable[[int], None]) -> None:

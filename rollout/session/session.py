@@ -7,7 +7,6 @@ methods are synchronous, so under asyncio each is one step; generations run betw
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any
@@ -16,13 +15,12 @@ import numpy as np
 
 from rollout.engine.generation import Generation
 from rollout.errors import SessionRefused
-from rollout.sample import Sample
 from rollout.session import linear, tree
-from rollout.session.assembly import assemble
+from rollout.session.collecting import SamplesReply, collect
 from rollout.session.finishing import find_finisher
 from rollout.session.matching import find_matcher
-from rollout.session.node import Message, Node, history_of, ids_bytes, path_to, start_digest
-from rollout.session.picking import LeafSample, find_picker, pick
+from rollout.session.node import Message, Node, ids_bytes, path_to, start_digest
+from rollout.session.picking import find_picker
 from rollout.session.prompting import Prompt, make_prompt
 from rollout.session.recording import record_tape
 from rollout.session.replayed import Replayed
@@ -36,24 +34,7 @@ from rollout.session.views import metadata_view
 from rollout.tito.control import CONTROL_TEXT_SETTINGS
 from rollout.tito.renderer import Tito
 
-SERVER_KEYS = ("accumulated_token_ids", "tito_session_mismatch", "leaf", "lifecycle")
-"""Keys of a sample's metadata that an agent can neither override nor plant."""
-
 CONTEXT_CODE = "context_length_exceeded"
-
-
-@dataclass(kw_only=True, slots=True)
-class SamplesReply:
-    """What a session gives for training. `empty_reason` says why there is none: no_records, all_truncated.
-
-    `messages` has each sample's whole conversation; `exchanges` counts those of the tape at this moment.
-    """
-
-    samples: list[Sample]
-    empty_reason: str | None = None
-    session_metadata: dict[str, Any] = field(default_factory=dict)
-    messages: list[list[Message]] = field(default_factory=list)
-    exchanges: int = 0
 
 
 def open_session(
@@ -189,19 +170,7 @@ class Session:
         """
         agent = metadata if self.settings.version == "v2" else None
         view = metadata_view(self.active_path(), self._tree(), agent)
-        if not self.nodes:
-            return SamplesReply(samples=[], empty_reason="no_records", session_metadata=view)
-        made = self._linear(max_seq_len) if self.settings.version == "v1" else self._leaves(max_seq_len)
-        samples = [leaf.sample for leaf in made]
-        for sample in samples:
-            _overlay(sample, agent or {})
-        return SamplesReply(
-            samples=samples,
-            empty_reason=None if samples else "all_truncated",
-            session_metadata=view,
-            messages=[history_of(leaf.path) for leaf in made],
-            exchanges=len(self.nodes),
-        )
+        return collect(self.nodes, self.line, self._tito, self.settings, view, max_seq_len=max_seq_len, agent=agent)
 
     def tape(self, *, refused: dict[str, int] | None = None) -> Tape:
         """Every committed exchange in commit order; `refused` counts what was not, by HTTP status."""
@@ -321,47 +290,6 @@ class Session:
             for dropped in self.line[keep:]:
                 dropped.rolled_back = True
             self.line[keep:] = [node]
-
-    def _linear(self, max_seq_len: int | None) -> list[LeafSample]:
-        sample = assemble(self.line, self._tito, self.settings, max_seq_len)
-        return [] if sample is None else [LeafSample(list(self.line), sample)]
-
-    def _leaves(self, max_seq_len: int | None) -> list[LeafSample]:
-        made = []
-        for leaf in tree.leaves(self.nodes):
-            path = path_to(leaf)
-            sample = assemble(path, self._tito, self.settings, max_seq_len)
-            if sample is not None:
-                _describe_leaf(sample, path, self.settings)
-                made.append(LeafSample(path, sample))
-        picker, finisher = self.settings.picker, self.settings.finisher
-        try:
-            chosen = pick(picker, made)
-            find_finisher(finisher)(chosen)
-        except SessionRefused:
-            raise
-        except Exception as error:
-            text = f"session sample hook failed (picker={picker}, postprocessor={finisher}): {error}"
-            raise SessionRefused(422, text) from error
-        return chosen
-
-
-def _describe_leaf(sample: Sample, path: list[Node], settings: SessionSettings) -> None:
-    leaf = path[-1]
-    sample.leaf_path = [node.seq for node in path]
-    sample.picker, sample.finisher = settings.picker, settings.finisher
-    sample.metadata["leaf"] = {
-        "node_id": leaf.seq,
-        "parent": leaf.parent.seq if leaf.parent else None,
-        "path_node_ids": sample.leaf_path,
-        "response_id": leaf.rid,
-    }
-
-
-def _overlay(sample: Sample, agent: dict[str, Any]) -> None:
-    sample.metadata |= {key: value for key, value in agent.items() if key not in SERVER_KEYS}
-    if agent.get("reward") is not None:
-        sample.reward = float(agent["reward"])
 
 
 def _seed_bytes(seed: str | None) -> bytes | None:
