@@ -125,3 +125,29 @@ async def check_leaving(stage: Stage, version: str) -> None:
     expected = TITO.render([*history, user("b")], tools=None, thinking=False).ids
     assert expected == stage.engine.seen[2][0]["input_ids"]
     assert 2 == await stage.n_turns(session)
+
+
+async def test_streams_left_at_any_moment_leave_no_turn_running(stage: Stage) -> None:
+    session, key = await stage.open(version="v1")
+    _, first, _ = await stage.chat(session, user("a"))
+    before = (await stage.ask("GET", session))[1]
+    stage.engine.answer = failing(500, 30)
+    messages = [user("a"), {"role": "assistant", "content": [{"type": "text", "text": "ok"}]}, user("b")]
+    body = {"model": "m", "max_tokens": 9, "messages": messages, "stream": True}
+
+    async def read() -> None:
+        url = f"{stage.url}{session}/v1/messages"
+        async with stage.http.post(url, json=body, headers={"x-api-key": key}) as reply:
+            await reply.content.read()
+
+    for place in range(20):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(read(), KEEPALIVE_S / 8 * place)
+    reached = {request["rid"] for request, _ in stage.engine.seen[1:]}
+    await wait_until(lambda: reached <= set(stage.engine.aborted), 1.0)
+    _, listed, _ = await stage.ask("GET", "/sessions")
+    assert (0, 1) == (listed["sessions"][0]["running"], listed["sessions"][0]["turns"])
+    assert before == (await stage.ask("GET", session))[1]
+    stage.engine.answer = None
+    history = [user("a"), first["choices"][0]["message"], user("b")]
+    assert 200 == (await stage.chat(session, *history))[0]
