@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -191,25 +191,32 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one and says which.")] = 0,
     renderer: Annotated[str, typer.Option(help="Chat format, by its name in `renderers`.")] = "qwen3",
     enable_thinking: Annotated[bool, typer.Option(help="Sessions think unless they say otherwise.")] = False,
+    max_sessions: Annotated[int, typer.Option(help="Sessions at once, at most.")] = 10_000,
+    keepalive_s: Annotated[float, typer.Option(help="Seconds between comments in a waiting stream.")] = 10.0,
+    idle_s: Annotated[float, typer.Option(help="Seconds until a session that nobody uses expires.")] = 3600.0,
+    journal: Annotated[Path | None, typer.Option(help="Folder to keep every turn in, to go on after a crash.")] = None,
+    log_format: Annotated[str, typer.Option(help="auto (text on a terminal, else json), json or text.")] = "auto",
     driver_token_env: Annotated[str | None, typer.Option(help="Environment variable with the driver's token.")] = None,
 ) -> None:
     """Serve sessions over HTTP until it is stopped; prints one JSON line with its port when it answers."""
+    from rollout.session.options import ServerOptions, read_token
     from rollout.session.server import serve as serve_sessions
 
-    token = None
-    if driver_token_env is not None:
-        token = os.environ.get(driver_token_env)
-        if not token:
-            raise BadInput(f"--driver-token-env: the environment has no {driver_token_env}")
-    serve_sessions(
+    options = ServerOptions(
         engine=engine,
         tokenizer=tokenizer,
         host=host,
         port=port,
         renderer=renderer,
-        driver_token=token,
         enable_thinking=enable_thinking,
+        max_sessions=max_sessions,
+        keepalive_s=keepalive_s,
+        idle_s=idle_s,
+        journal=journal,
+        log_format=cast(Any, log_format),
+        driver_token=read_token(driver_token_env),
     )
+    serve_sessions(options)
 
 
 def main() -> None:

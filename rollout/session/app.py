@@ -21,11 +21,12 @@ from rollout.session.answering import (
     answer_samples_json,
 )
 from rollout.session.chat import Chat
-from rollout.session.endpoints import INTERNAL_ERROR, KEEPALIVE_S, Endpoints, speaks_anthropic
+from rollout.session.endpoints import INTERNAL_ERROR, Endpoints, speaks_anthropic
 from rollout.session.incoming import read_body, read_samples_body, sent_tokens
 from rollout.session.live import LiveSession, LiveSessions, new_session_id
 from rollout.session.metrics import Metrics
 from rollout.session.opening import read_settings
+from rollout.session.options import ServerOptions
 from rollout.session.session import open_session
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import ENGINE_PREFIX, tape_to_table
@@ -37,29 +38,17 @@ log = logging.getLogger(__name__)
 MAX_BODY = 64 * 2**20
 """Bytes of a request's body, at most."""
 
-MAX_SESSIONS = 10_000
-"""Sessions at once, at most, unless the server is told otherwise."""
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SessionServer:
     """The application: sessions in memory, one engine, one model family."""
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        tito: Tito,
-        *,
-        driver_token: str | None = None,
-        enable_thinking: bool = False,
-        max_sessions: int = MAX_SESSIONS,
-        keepalive_s: float = KEEPALIVE_S,
-    ) -> None:
+    def __init__(self, engine: EngineClient, tito: Tito, options: ServerOptions) -> None:
         self._engine = engine
         self._tito = tito
-        self._defaults = SessionSettings(renderer=tito.name, enable_thinking=enable_thinking)
-        self._sessions = LiveSessions(driver_token, max_sessions)
+        self._defaults = SessionSettings(renderer=tito.name, enable_thinking=options.enable_thinking)
+        self._sessions = LiveSessions(options.driver_token, options.max_sessions)
         self._metrics = Metrics()
         self._chat = Chat(engine, self._metrics, tito.vocabulary)
         self._instance = uuid.uuid4().hex
@@ -70,7 +59,7 @@ class SessionServer:
             tito,
             model_name=self._model_name,
             count_refusal=self._count_refusal,
-            keepalive_s=keepalive_s,
+            keepalive_s=options.keepalive_s,
         )
 
     def app(self) -> web.Application:

@@ -26,9 +26,6 @@ from rollout.tito.renderer import Tito
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE_S = 10.0
-"""Seconds between the comments that a streaming client gets while it waits for its answer."""
-
 INTERNAL_ERROR = "internal error; the server's log says more"
 
 _EPOCH = "1970-01-01T00:00:00Z"
