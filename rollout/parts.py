@@ -78,9 +78,11 @@ def load_hook(group: str, name: str, form: str, arguments: int) -> Function:
     """`load_part` for what sessions call again and again: looked up once, and checked to take its arguments.
 
     Raises:
-        UnknownPart: as load_part, or it takes other arguments than `form` shows.
+        UnknownPart: as load_part, or it is asynchronous, or takes other arguments than `form` shows.
     """
     function = load_part(group, name)
+    if inspect.iscoroutinefunction(function):
+        raise UnknownPart(f"{kind_of(group)} {name!r} is asynchronous; a session does not wait: it must be {form}")
     check_signature(function, f"{kind_of(group)} {name!r}", form, *[None] * arguments)
     return function
 

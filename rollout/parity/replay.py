@@ -63,7 +63,8 @@ def replay(tape: Tape, *, version: SessionVersion, tito: Tito, only: Sequence[in
 
     Each exchange of `only` must come with its parent, if it has one.
     """
-    session = open_session(replace(tape.settings, version=version), tito, tape.session_id)
+    settings = replace(tape.settings, version=version, shadow_matcher=None)  # a shadow is no part of what is proven
+    session = open_session(settings, tito, tape.session_id)
     client = ClientSide(tape)
     recorded: list[int] = []
     for seq in range(len(tape.exchanges)) if only is None else only:

@@ -47,7 +47,9 @@ class SessionServer:
     def __init__(self, engine: EngineClient, tito: Tito, options: ServerOptions) -> None:
         self._engine = engine
         self._tito = tito
-        self._defaults = SessionSettings(renderer=tito.name, enable_thinking=options.enable_thinking)
+        self._defaults = SessionSettings(
+            renderer=tito.name, enable_thinking=options.enable_thinking, shadow_matcher=options.shadow_matcher
+        )
         self._sessions = LiveSessions(options.driver_token, options.max_sessions)
         self._metrics = Metrics()
         self._chat = Chat(engine, self._metrics, tito.vocabulary)

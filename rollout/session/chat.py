@@ -50,7 +50,7 @@ class Chat:
         """
         live.check_open()
         turn = live.session.begin(body, requested_at=datetime.now(UTC))
-        self._count_request(turn)
+        self._count_request(live, turn)
         return turn
 
     def count(self, live: LiveSession, body: Any) -> int:
@@ -124,11 +124,13 @@ class Chat:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*self._aborts, return_exceptions=True), 1.0)
 
-    def _count_request(self, turn: Turn) -> None:
+    def _count_request(self, live: LiveSession, turn: Turn) -> None:
         self._metrics.add("ignored_fields_total", len(turn.request.ignored))
         self._metrics.add("unknown_tool_results_total", turn.unknown_results)
         self._metrics.add("control_strings_total", turn.control_text)
-        self._metrics.add("lax_matches_total", int(turn.lax))
+        if turn.shadow is not None:
+            label = f'matcher="{live.session.settings.shadow_matcher}",decision="{turn.shadow}"'
+            self._metrics.add("shadow_decisions_total", label=label)
         if turn.refusal is not None:
             self._metrics.add("bridge_refusals_total", label=f'reason="{turn.refusal}"')
 

@@ -12,6 +12,7 @@ from decimal import Decimal
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, NoReturn
 
+from rollout.errors import SessionRefused, describe
 from rollout.parts import MATCHERS, load_hook
 from rollout.tito.content import content_text
 
@@ -43,6 +44,21 @@ def find_matcher(name: str) -> Matcher:
         UnknownPart: there is none, or it does not take two messages.
     """
     return load_hook(MATCHERS, name, "match(stored, replayed)", 2)
+
+
+def ask_matcher(matcher: Matcher, stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> bool:
+    """What `matcher` says; a user's own may fail.
+
+    Raises:
+        SessionRefused: 500, it raised, or gave anything but true or false.
+    """
+    try:
+        same = matcher(stored, replayed)
+    except Exception as error:
+        raise SessionRefused(500, f"session message matcher raised an exception: {describe(error)}") from error
+    if not isinstance(same, bool):
+        raise SessionRefused(500, f"session message matcher must return bool, got {type(same).__name__}")
+    return same
 
 
 def _same_message(

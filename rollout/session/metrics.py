@@ -17,7 +17,7 @@ HELP = {
     "aborted_total": "Generations aborted because the client left or the session was deleted.",
     "engine_failures_total": "Generations that the engine failed or refused.",
     "bridge_refusals_total": "Turns for which the renderer's bridge could not be used, by reason.",
-    "lax_matches_total": "Turns that the strict matcher would have put elsewhere.",
+    "shadow_decisions_total": "Accepted requests, by what the shadow matcher would have decided.",
     "unreadable_tool_calls_total": "Tool calls whose text stayed in content.",
     "unknown_tool_results_total": "Runs of tool results with an id that no call has.",
     "control_strings_total": "Control strings in clients' texts that became control ids.",

@@ -28,9 +28,8 @@ class Node:
     generation prompt's ids at the end of this node's prompt. `digest` has read every id up to and with
     this node's sampled ones.
 
-    `granted` and `lax` only save time: the last spelling of this node's own messages that a request
-    was let repeat it with (null while there is none, or where it has numbers), and whether the strict
-    matcher would have refused that spelling.
+    `granted` only saves time: the last spelling of this node's own messages that a request was let
+    repeat it with (null while there is none, or where it has numbers).
     """
 
     seq: int
@@ -54,7 +53,6 @@ class Node:
     digest: blake2b
     rolled_back: bool = False
     granted: list[Message] | None = None
-    lax: bool = False
 
     @property
     def truncated(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from rollout.errors import BadConfig
+from rollout.session.matching import find_matcher
 
 LogFormat = Literal["auto", "json", "text"]
 
@@ -29,6 +30,7 @@ class ServerOptions:
     engine         URL of what answers /generate
     tokenizer      checkpoint directory with tokenizer.json
     driver_token   None checks nothing and binds loopback only
+    shadow_matcher a matcher that is asked beside a session's own and only counted; None asks none
     max_sessions   one more is refused with 429
     keepalive_s    seconds between the comments that a streaming client gets while it waits
     idle_s         a session that is not used for so many seconds expires
@@ -37,6 +39,7 @@ class ServerOptions:
 
     Raises:
         BadConfig: an option out of bounds, or another host than loopback without a driver's token.
+        UnknownPart: a shadow matcher that is not installed.
     """
 
     engine: str
@@ -46,6 +49,7 @@ class ServerOptions:
     renderer: str = "qwen3"
     driver_token: str | None = None
     enable_thinking: bool = False
+    shadow_matcher: str | None = None
     max_sessions: int = MAX_SESSIONS
     keepalive_s: float = KEEPALIVE_S
     idle_s: float = IDLE_S
@@ -62,6 +66,8 @@ class ServerOptions:
                 raise BadConfig(f"{name} {getattr(self, name)}: want more than 0")
         if self.log_format not in ("auto", "json", "text"):
             raise BadConfig(f"log_format {self.log_format}: want auto, json or text")
+        if self.shadow_matcher is not None:
+            find_matcher(self.shadow_matcher)
 
 
 def read_options(argv: Sequence[str] | None, *, about: str | None) -> ServerOptions:
@@ -77,6 +83,7 @@ def read_options(argv: Sequence[str] | None, *, about: str | None) -> ServerOpti
     parser.add_argument("--port", type=int, default=0, help="0: any free port, told in the ready line")
     parser.add_argument("--renderer", default="qwen3", help="chat format, by its name in `renderers`")
     parser.add_argument("--enable-thinking", action="store_true", help="sessions think unless they say otherwise")
+    parser.add_argument("--shadow-matcher", help="a matcher that is asked beside each session's own, and counted")
     parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS, help="sessions at once, at most")
     parser.add_argument("--keepalive-s", type=float, default=KEEPALIVE_S, help="seconds between comments in a stream")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="seconds until a session that nobody uses expires")

@@ -6,8 +6,7 @@ from typing import Any
 
 import orjson
 
-from rollout.errors import SessionRefused, describe
-from rollout.session.matching import Matcher, strict
+from rollout.session.matching import Matcher, ask_matcher
 from rollout.session.node import Message, Node, path_to, spelled_by
 from rollout.session.request import check_message, check_text
 
@@ -45,26 +44,15 @@ class Replayed:
         return True
 
     def _matches(self, node: Node, start: int) -> bool:
-        stored, theirs, lax = [*node.appended, node.reply], self.messages[start : node.n_messages], False
+        stored, theirs = [*node.appended, node.reply], self.messages[start : node.n_messages]
         for place, (ours, given) in enumerate(zip(stored, theirs, strict=True), start):
             self._check(place)
-            if not self._same(ours, given):
+            if not ask_matcher(self._matcher, ours, given):
                 return False
-            lax = lax or not (self._matcher is strict or strict(ours, given))
         check_text(theirs, "messages")
         granted = [ours if ours == given else given for ours, given in zip(stored, theirs, strict=True)]
         node.granted = granted if _only_text(theirs) else None
-        node.lax = lax
         return True
-
-    def _same(self, ours: Message, given: Message) -> bool:
-        try:
-            same = self._matcher(ours, given)
-        except Exception as error:
-            raise SessionRefused(500, f"session message matcher raised an exception: {describe(error)}") from error
-        if not isinstance(same, bool):
-            raise SessionRefused(500, f"session message matcher must return bool, got {type(same).__name__}")
-        return same
 
     def _check(self, place: int) -> None:
         if place not in self._checked:
@@ -98,10 +86,6 @@ class Replayed:
             for place, (before, given) in pairs
             if before != given or not (exact or _canonical(before) == _canonical(given))
         }
-
-    def is_lax(self, parent: Node | None) -> bool:
-        """Whether the strict matcher would not have let the request repeat this path."""
-        return any(node.lax for node in path_to(parent))
 
 
 def _only_text(value: Any) -> bool:

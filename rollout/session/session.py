@@ -26,8 +26,9 @@ from rollout.session.recording import record_tape
 from rollout.session.replayed import Replayed
 from rollout.session.reply import assistant_message, completion
 from rollout.session.request import ChatRequest, read_request
-from rollout.session.sampling import read_pins
+from rollout.session.sampling import read_pins, read_session_seed
 from rollout.session.settings import SessionSettings
+from rollout.session.shadow import open_shadow
 from rollout.session.tape import Tape
 from rollout.session.turn import Turn
 from rollout.session.views import metadata_view
@@ -47,7 +48,7 @@ def open_session(
             An engine refuses a prompt that fills it together with max_new_tokens: one id stays unused.
 
     Raises:
-        UnknownPart: a matcher, picker or finisher that there is not.
+        UnknownPart: a matcher, shadow matcher, picker or finisher that there is not.
         SessionRefused: 400, a setting out of bounds; the message names it.
     """
     find_picker(settings.picker)
@@ -71,8 +72,9 @@ class Session:
         self.roots: list[Node] = []
         self._tito = tito
         self._matcher = find_matcher(settings.matcher)
+        self._shadow = open_shadow(settings)
         self._pins = read_pins(settings.sampling, vocabulary=tito.vocabulary)
-        self._seed = _seed_bytes(settings.seed)
+        self._seed = read_session_seed(settings.seed)
         usable = None if context_length is None else context_length - 1
         limits = [limit for limit in (settings.max_seq_len, usable) if limit is not None]
         self._max_tokens = min(limits) if limits else None
@@ -152,6 +154,8 @@ class Session:
         if turn.recorded:
             self._attach(self._node(turn, generation, message, committed_at, rid))
             self._prompts[prompt_digest] += 1
+            if self._shadow is not None and turn.shadow is not None:
+                self._shadow.count(turn.shadow)
         return reply
 
     def release(self, turn: Turn) -> None:
@@ -169,7 +173,7 @@ class Session:
             SessionRefused: 422, a picker or finisher failed.
         """
         agent = metadata if self.settings.version == "v2" else None
-        view = metadata_view(self.active_path(), self._tree(), agent)
+        view = metadata_view(self.active_path(), self._tree(), agent, self._shadow)
         return collect(self.nodes, self.line, self._tito, self.settings, view, max_seq_len=max_seq_len, agent=agent)
 
     def tape(self, *, refused: dict[str, int] | None = None) -> Tape:
@@ -184,7 +188,7 @@ class Session:
 
     def metadata(self) -> dict[str, Any]:
         """Session metadata, the same in GET and beside samples."""
-        return metadata_view(self.active_path(), self._tree(), None)
+        return metadata_view(self.active_path(), self._tree(), None, self._shadow)
 
     def _tree(self) -> list[Node] | None:
         return self.nodes if self.settings.version == "v2" else None
@@ -228,7 +232,7 @@ class Session:
             requested_at=requested_at,
             refusal=prompt.rendered.refusal,
             unknown_results=prompt.unknown_results,
-            lax=replayed.is_lax(parent),
+            shadow=None if self._shadow is None else self._shadow.decide(replayed, seen, self._locate),
         )
 
     def _room(self, n_prompt: int, wanted: int | None) -> int | None:
@@ -290,10 +294,3 @@ class Session:
             for dropped in self.line[keep:]:
                 dropped.rolled_back = True
             self.line[keep:] = [node]
-
-
-def _seed_bytes(seed: str | None) -> bytes | None:
-    try:
-        return None if seed is None else bytes.fromhex(seed)
-    except (ValueError, TypeError):
-        raise SessionRefused(400, "seed: want hex digits") from None

@@ -17,11 +17,13 @@ class SessionSettings:
     """Settings of one session; a tape carries them, so a replay needs nothing else.
 
     `sampling` pins parameters over the client's own values; `seed` is hex, null samples without one.
+    `shadow_matcher` names a matcher that is asked beside `matcher` and only counted; null asks none.
     `renderer` and `enable_thinking` come from the server: they decide every prompt id.
     """
 
     version: SessionVersion = "v2"
     matcher: str = DEFAULT_MATCHER
+    shadow_matcher: str | None = None
     picker: str = DEFAULT_PICKER
     finisher: str = DEFAULT_FINISHER
     sampling: dict[str, Any] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rollout.session.node import Message, Node, path_to, tokens_of
 from rollout.session.request import ChatRequest
+from rollout.session.shadow import Decision
 
 
 @dataclass(kw_only=True, eq=False)
@@ -23,8 +24,8 @@ class Turn:
     `parent` is the node that it extends, None for a root. `recorded` is None until the commit, which
     says whether the turn became part of the session (a v1 answer that lost a race does not).
     `refusal` says why the renderer's bridge could not be used, None where it was; `unknown_results`
-    counts runs of tool results with an id that no call has; `lax` says that the strict matcher would
-    not have found this parent.
+    counts runs of tool results with an id that no call has; `shadow` is what the session's shadow
+    matcher would have decided, None without one.
     """
 
     request: ChatRequest
@@ -45,7 +46,7 @@ class Turn:
     refusal: str | None = None
     unknown_results: int = 0
     unreadable_calls: int = 0
-    lax: bool = False
+    shadow: Decision | None = None
     recorded: bool | None = field(default=None)
 
     @cached_property

@@ -8,14 +8,17 @@ from typing import Any
 
 from rollout.session.node import Message, Node, tokens_of
 from rollout.session.reply import completion
+from rollout.session.shadow import Shadow
 from rollout.session.tree import leaves
 
 MAX_TRIM_TOKENS = 0
 """Tokens that assembly may trim between turns: none here; agents of the reference look for the key."""
 
 
-def metadata_view(path: Sequence[Node], forest: Sequence[Node] | None, agent: dict[str, Any] | None) -> dict[str, Any]:
-    """Session metadata: the active path's ids, v2's tree, and an agent's own where it gave some."""
+def metadata_view(
+    path: Sequence[Node], forest: Sequence[Node] | None, agent: dict[str, Any] | None, shadow: Shadow | None
+) -> dict[str, Any]:
+    """Session metadata: the active path's ids, v2's tree, an agent's own and a shadow's counts where there are."""
     view: dict[str, Any] = {
         "accumulated_token_ids": tokens_of(list(path)).tolist(),
         "max_trim_tokens": MAX_TRIM_TOKENS,
@@ -24,6 +27,8 @@ def metadata_view(path: Sequence[Node], forest: Sequence[Node] | None, agent: di
         view["tree"] = {"nodes": [_node_row(node) for node in forest], "leaves": _leaf_rows(forest)}
     if agent is not None:
         view["agent"] = agent
+    if shadow is not None:
+        view["shadow"] = shadow.view()
     return view
 
 
