@@ -21,7 +21,7 @@ from rollout.session.answering import (
     answer_samples_json,
 )
 from rollout.session.chat import Chat
-from rollout.session.endpoints import INTERNAL_ERROR, Endpoints, speaks_anthropic
+from rollout.session.endpoints import INTERNAL_ERROR, LIVE, Endpoints, speaks_anthropic
 from rollout.session.incoming import read_body, read_samples_body, sent_tokens
 from rollout.session.live import LiveSession, LiveSessions, new_session_id
 from rollout.session.metrics import Metrics
@@ -105,7 +105,7 @@ class SessionServer:
 
     def _count_refusal(self, request: web.Request, status: int, *, engine: bool = False) -> None:
         self._metrics.add("refused_total", label=f'status="{status}"')
-        live: LiveSession | None = request.get("live")
+        live: LiveSession | None = request.get(LIVE)
         if live is not None:
             live.refused[f"{ENGINE_PREFIX}{status}" if engine else str(status)] += 1
 

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = "internal error; the server's log says more"
 
+LIVE = web.RequestKey("live", LiveSession)
+"""Where a request keeps the session that it is for."""
+
 _EPOCH = "1970-01-01T00:00:00Z"
 
 
@@ -62,7 +65,7 @@ class Endpoints:
 
     def _client(self, request: web.Request) -> LiveSession:
         live = self._sessions.for_client(request.match_info["session_id"], sent_tokens(request))
-        request["live"] = live
+        request[LIVE] = live
         return live
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
