@@ -175,3 +175,50 @@ answers = st.builds(
     st.lists(st.tuples(texts, _objects), max_size=3),
 )
 """What a turn may say: any content, reasoning and tool calls, with integers of any length in their arguments."""
+
+# Session: messages as a client library may repeat them
+
+_arguments = (
+    st.none()
+    | st.sampled_from(
+        ["", "{}", " ", '{"a": 1}', '{"a":1}', '{"a": 1.0}', '{"a": true}', '{"a": 1, "a": 1}', '{"a": NaN}', "x"]
+    )
+    | st.sampled_from(["[1]", "[" * 2000, '{"a": ' + "[" * 2000 + "]" * 2000 + "}"])
+    | st.dictionaries(texts, json_values, max_size=3)
+    | st.dictionaries(texts, json_values, max_size=3).map(json.dumps)
+)
+_call = st.fixed_dictionaries(
+    {"function": st.fixed_dictionaries({"name": st.sampled_from("fg")}, optional={"arguments": _arguments})},
+    optional={"id": st.sampled_from("ab"), "type": st.just("function"), "index": st.integers(0, 2)},
+)
+_content = st.none() | st.sampled_from(["", "a", [], [{"type": "text", "text": "a"}]])
+_message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["assistant", "user"]), "content": _content},
+    optional={
+        "reasoning_content": st.none() | st.sampled_from(["", "hm"]),
+        "tool_calls": st.none() | st.lists(_call | st.just("no call"), max_size=2),
+        "name": st.just("n"),
+    },
+)
+
+
+@st.composite
+def _repeated(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A message, and itself with one part drawn anew or spelled otherwise."""
+    message = draw(_message)
+    other = json.loads(json.dumps(message))
+    name = draw(st.sampled_from(["role", "content", "reasoning_content", "tool_calls", "arguments"]))
+    if name != "arguments":
+        drawn = draw(_message)
+        other.pop(name, None)
+        return message, {**other, **({name: drawn[name]} if name in drawn else {})}
+    for one in other.get("tool_calls") or []:
+        if isinstance(one, dict) and isinstance(one["function"].get("arguments"), dict):
+            one["function"]["arguments"] = json.dumps(dict(reversed(one["function"]["arguments"].items())))
+        elif isinstance(one, dict) and draw(st.booleans()):
+            one["function"]["arguments"] = draw(_arguments)
+    return message, other
+
+
+message_pairs = st.tuples(_message, _message) | _repeated()
+"""What a session stores, and what a client sends in its place."""

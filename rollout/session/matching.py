@@ -64,8 +64,11 @@ def ask_matcher(matcher: Matcher, stored: Mapping[str, Any], replayed: Mapping[s
 def _same_message(
     stored: Mapping[str, Any], replayed: Mapping[str, Any], same_call: Callable[[Any, Any], bool]
 ) -> bool:
-    if stored == replayed and not stored.get("tool_calls"):
-        return True  # nearly every message of a long history: one comparison in C
+    try:
+        if stored == replayed and not stored.get("tool_calls"):
+            return True  # nearly every message of a long history: one comparison in C
+    except RecursionError:
+        pass  # in a key that no matcher reads
     return (
         role_content_only(stored, replayed)
         and (stored.get("reasoning_content") or "") == (replayed.get("reasoning_content") or "")
@@ -112,7 +115,7 @@ def _exact(value: Any) -> Any:
 
 def _same_call_loosely(a: Any, b: Any) -> bool:
     if not isinstance(a, dict) or not isinstance(b, dict) or a.keys() != b.keys():
-        return False
+        return _same_json(a, b)
     f, g = a.get("function"), b.get("function")
     if not isinstance(f, dict) or not isinstance(g, dict) or f.keys() != g.keys():
         return _same_json(a, b)

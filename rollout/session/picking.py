@@ -6,6 +6,7 @@ what it returns for the same leaves is the same, or the batch's replay differs a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from rollout.errors import SessionRefused
 from rollout.parts import PICKERS, load_hook
 from rollout.sample import Sample
 from rollout.session.node import Node
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,8 +36,12 @@ Picker = Callable[[Sequence[LeafSample]], list[LeafSample]]
 def drop_retries(leaves: Sequence[LeafSample]) -> list[LeafSample]:
     """All leaves but abandoned attempts: those whose parent has a later child. The deepest path comes first.
 
-    Roots are never dropped, nor is a branch that went on beyond one generation.
+    Roots are never dropped, nor is a branch that went on beyond one generation. Creation order alone
+    decides; what looks odd beside it (a longer attempt, a clock that ran backwards) is logged.
     """
+    for leaf in leaves:
+        if _was_retried(leaf.leaf):
+            _warn(leaf.leaf)
     return _main_first(leaf for leaf in leaves if not _was_retried(leaf.leaf))
 
 
@@ -70,6 +77,27 @@ def pick(name: str, leaves: Sequence[LeafSample]) -> list[LeafSample]:
 
 def _was_retried(leaf: Node) -> bool:
     return leaf.parent is not None and leaf.parent.children[-1].seq > leaf.seq
+
+
+def _warn(dropped: Node) -> None:
+    later = [node for node in dropped.parent.children if node.seq > dropped.seq] if dropped.parent else []
+    if all(dropped.n_tokens > _deepest(node) for node in later):
+        log.warning(
+            "node %d: the dropped attempt is longer than every later sibling's deepest leaf; continuing by seq",
+            dropped.seq,
+        )
+    if any(node.committed_at < dropped.committed_at for node in later):
+        log.warning("node %d: wall-clock rollback among its later siblings; continuing by seq", dropped.seq)
+
+
+def _deepest(node: Node) -> int:
+    """Most ids of a path through `node`."""
+    most, open_nodes = 0, [node]
+    while open_nodes:
+        current = open_nodes.pop()
+        most = max(most, current.n_tokens)
+        open_nodes.extend(current.children)
+    return most
 
 
 def _main_first(leaves: Iterable[LeafSample]) -> list[LeafSample]:

@@ -41,8 +41,10 @@ def test_c7_token_ids_are_the_last_checkpoint_or_empty() -> None:
     assert tokens_of(talk.session.line).tolist() == talk.session.metadata()["accumulated_token_ids"]
 
 
-def test_c7_the_same_request_again_is_an_extension_by_nothing() -> None:
-    talk = talked("a")
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_c7_the_same_request_again_is_an_extension_by_nothing(version: str) -> None:
+    talk = Conversation(TITO, version)
+    talk.ask(user("a"))
     turn = talk.begin(talk.history)
     assert ([], talk.session.nodes[0]) == (turn.appended, turn.parent)
     talk.commit(turn, "again")

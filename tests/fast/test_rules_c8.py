@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from app_stage import app_stage
 from scripted import START, TOOLS, Conversation, tiny_tito, user
+from session_dump import dump
 from session_stage import Stage
-from test_session_state import dump
 
 from rollout.errors import SessionRefused
 from rollout.session import tree

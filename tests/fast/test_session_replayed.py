@@ -120,22 +120,6 @@ def test_loose_arguments_in_an_object_equal_those_in_text(number: float) -> None
     assert talk.begin([talk.history[0], reply, user("b")]).parent is None
 
 
-def test_a_matcher_that_fails_is_500_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raising(stored: Any, replayed: Any) -> bool:
-        raise KeyError("boom")
-
-    for bad, text in (
-        (raising, "session message matcher raised an exception: KeyError: 'boom'"),
-        (lambda stored, replayed: 1, "session message matcher must return bool, got int"),
-    ):
-        monkeypatch.setattr(session_module, "find_matcher", lambda name, bad=bad: bad)
-        talk = Conversation(TITO, "v1")
-        talk.ask(user("a"))
-        with pytest.raises(SessionRefused, match=text) as refused:
-            talk.begin([*talk.history, user("b")])
-        assert 500 == refused.value.status
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_history_that_is_repeated_as_it_was_is_compared_once_and_matched_never(
     version: str, monkeypatch: pytest.MonkeyPatch

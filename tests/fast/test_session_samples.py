@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from scripted import Conversation, play, tiny_tito, user
 from strategies import conversations
 
-from rollout.errors import SessionRefused
-from rollout.session import picking
 from rollout.session.node import path_to, tokens_of
 
 TITO = tiny_tito()
@@ -24,30 +22,6 @@ def two_turns(version: str, **settings: Any) -> Conversation:
     talk.ask(user("a"))
     talk.ask(user("b"))
     return talk
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_merged_sample_has_mask_and_bits_on_sampled_ids_only(version: str) -> None:
-    talk = two_turns(version)
-    first, second = talk.session.nodes
-    sample = talk.session.samples().samples[0]
-    n_first, n_between, n_second = (
-        len(first.generation.output_ids_O),
-        len(second.appended_ids_P),
-        len(second.generation.output_ids_O),
-    )
-    assert [1] * n_first + [0] * n_between + [1] * n_second == sample.loss_mask_R.tolist()
-    log_probs = [first.generation.output_log_probs_O, np.zeros(n_between), second.generation.output_log_probs_O]
-    assert np.concatenate(log_probs).tobytes() == sample.rollout_log_probs_R.tobytes()
-    assert tokens_of([first, second]).tobytes() == sample.tokens_T.tobytes()
-    assert n_first + n_between + n_second == sample.response_length
-    assert TITO.decode(sample.tokens_T[first.n_prompt :].tolist()) == sample.response
-    assert ("completed", 2, ["w1", "w1"]) == (sample.status, sample.turns, sample.weight_versions)
-    assert (first.n_prompt + second.n_prompt, first.n_prompt // 2 + second.n_prompt // 2) == (
-        sample.prompt_tokens,
-        sample.cached_tokens,
-    )
-    sample.validate()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -73,34 +47,12 @@ def test_g58_a_cut_inside_an_observation_ends_with_the_turn_before(version: str)
         cut.validate()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_nothing_that_fits_is_all_truncated_and_no_turn_is_no_records(version: str) -> None:
-    talk = Conversation(TITO, version)
-    assert ("no_records", []) == (talk.session.samples().empty_reason, talk.session.samples().samples)
-    talk.ask(user("a"))
-    reply = talk.session.samples(max_seq_len=talk.session.nodes[0].n_prompt)
-    assert ("all_truncated", []) == (reply.empty_reason, reply.samples)
-
-
 def test_an_aborted_turn_ends_the_sample() -> None:
     talk = Conversation(TITO, "v2")
     talk.ask(user("a"), text="part", finish="abort")
     talk.ask(user("b"))
     sample = talk.session.samples().samples[0]
     assert ("aborted", 1, [0, 1]) == (sample.status, sample.turns, sample.leaf_path)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_lifecycle_is_one_object_for_one_turn_and_a_list_for_more(version: str) -> None:
-    talk = Conversation(TITO, version)
-    talk.ask(user("a"))
-    single = talk.session.samples().samples[0].metadata["lifecycle"]
-    node = talk.session.nodes[0]
-    t1 = node.committed_at.timestamp()
-    assert {"t0": t1 - 0.25, "t1": t1, "turn": 1, "req_ts": node.requested_at.timestamp()} == single
-    talk.ask(user("b"))
-    first, second = talk.session.samples().samples[0].metadata["lifecycle"]
-    assert (single, t1, 2) == (first, second["prev_t1"], second["turn"])
 
 
 def test_g27_weight_spans_count_from_the_samples_response() -> None:
@@ -138,28 +90,6 @@ def branching() -> Conversation:
     return talk
 
 
-def test_drop_retries_drops_only_leaves_with_a_later_sibling() -> None:
-    samples = branching().session.samples().samples
-    assert [[0, 1, 2], [0, 4], [5]] == [sample.leaf_path for sample in samples]
-
-
-def test_keep_all_keeps_all_with_the_deepest_first() -> None:
-    talk = branching()
-    kept = Conversation(TITO, "v2", picker="keep_all")
-    kept.session.nodes, kept.session.roots = talk.session.nodes, talk.session.roots
-    assert [[0, 1, 2], [0, 4], [0, 3], [5]] == [sample.leaf_path for sample in kept.session.samples().samples]
-
-
-def test_chained_retries_keep_the_last() -> None:
-    talk = Conversation(TITO, "v2")
-    talk.ask(user("a"))
-    start = talk.history
-    for text in ("1", "2", "3"):
-        talk.history = start
-        talk.ask(user("b"), text=text)
-    assert [[0, 3]] == [sample.leaf_path for sample in talk.session.samples().samples]
-
-
 def test_train_once_gives_a_shared_span_to_the_smallest_kept_leaf() -> None:
     first, second, root = branching().session.samples().samples
     n_shared = len(TITO.tokenizer.encode("ok")) + 1
@@ -167,53 +97,6 @@ def test_train_once_gives_a_shared_span_to_the_smallest_kept_leaf() -> None:
     assert [0] * n_shared == second.loss_mask_R[:n_shared].tolist()
     assert 1 == second.loss_mask_R[-1]
     assert root.loss_mask_R.all()
-
-
-def test_leaf_metadata_names_the_leaf() -> None:
-    sample = branching().session.samples().samples[1]
-    assert {"node_id": 4, "parent": 0, "path_node_ids": [0, 4], "response_id": "r4"} == sample.metadata["leaf"]
-    assert ("drop_retries", "train_once") == (sample.picker, sample.finisher)
-    assert {"lifecycle", "leaf"} == sample.metadata.keys()
-
-
-def test_an_agents_metadata_is_laid_over_v2_samples_but_for_the_servers_keys() -> None:
-    talk = two_turns("v2")
-    agent = {
-        "reward": 0.0,
-        "note": 1,
-        "leaf": 9,
-        "lifecycle": 9,
-        "accumulated_token_ids": 9,
-        "tito_session_mismatch": 9,
-    }
-    reply = talk.session.samples(metadata=agent)
-    sample = reply.samples[0]
-    assert (0.0, 1, 1) == (sample.reward, sample.metadata["note"], sample.metadata["leaf"]["node_id"])
-    assert not {"accumulated_token_ids", "tito_session_mismatch"} & sample.metadata.keys()
-    assert agent == reply.session_metadata["agent"]
-    assert two_turns("v1").session.samples(metadata=agent).samples[0].reward is None
-
-
-def test_a_picker_that_makes_up_samples_is_422(monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = two_turns("v2")
-    for bad in (
-        lambda leaves: [*leaves, *leaves],
-        lambda leaves: [picking.LeafSample(x.path, x.sample) for x in leaves],
-    ):
-        monkeypatch.setattr(picking, "find_picker", lambda name, bad=bad: bad)
-        with pytest.raises(SessionRefused, match="pick hook must return a subset") as refused:
-            talk.session.samples()
-        assert 422 == refused.value.status
-
-
-def test_a_picker_that_raises_is_422_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raising(leaves: Any) -> Any:
-        raise KeyError("boom")
-
-    monkeypatch.setattr(picking, "find_picker", lambda name: raising)
-    text = r"session sample hook failed \(picker=drop_retries, postprocessor=train_once\): 'boom'"
-    with pytest.raises(SessionRefused, match=text):
-        two_turns("v2").session.samples()
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,7 +10,6 @@ from scripted import TOOLS, Conversation, call, tiny_tito, user
 
 from rollout.engine.generation import Generation
 from rollout.errors import SessionRefused
-from rollout.session import tree
 from rollout.session.node import tokens_of
 from rollout.session.views import records_view
 
@@ -88,16 +87,6 @@ def test_g05_compaction_is_a_second_root_in_v2_and_400_in_v1() -> None:
     assert 400 == refusal.status
     one.ask(user("q12"))
     assert 13 == len(one.session.line)
-
-
-def test_v1_says_exactly_why_a_deep_rollback_is_refused() -> None:
-    talk = Conversation(TITO, "v1")
-    for number in range(3):
-        talk.ask(user(f"q{number}"))
-    assert (
-        "rollback failed: discard_count=2 exceeds max_assistant_rollback_steps=1 "
-        "(stored has 6 messages, request has 3 messages)"
-    ) == refused(talk, [*talk.history[:2], user("other")]).message
 
 
 def test_g06_a_refused_v1_retry_leaves_the_last_turn_in_place() -> None:
@@ -231,50 +220,6 @@ def test_g38_a_request_of_another_history_beside_the_main_line() -> None:
         assert main.recorded
     assert [[2], [0, 1, 3]] == paths(two)
     assert [0, 1, 2] == [node.seq for node in one.session.line]
-
-
-def test_v2_attaches_to_the_deepest_match_and_of_equals_to_the_latest() -> None:
-    talk = Conversation(TITO, "v2")
-    talk.ask(user("a"), text="same")
-    talk.history = []
-    talk.ask(user("a"), text="same")
-    talk.ask(user("b"))
-    assert [(0, None), (1, None), (2, 1)] == tree_of(talk)
-
-
-def test_v2_a_partly_matched_generation_rules_out_all_behind_it() -> None:
-    talk = Conversation(TITO, "v2")
-    talk.ask(user("a"), user("b"), text="x")
-    talk.ask(user("c"))
-    turn = talk.begin([user("a"), user("other"), talk.history[2], user("c")])
-    assert turn.parent is None
-
-
-def test_v2_a_degenerate_resend_is_a_child_without_messages() -> None:
-    for version in VERSIONS:
-        talk = Conversation(TITO, version)
-        talk.ask(user("a"))
-        turn = talk.begin(talk.history)
-        assert ([], talk.session.nodes[0]) == (turn.appended, turn.parent)
-        talk.commit(turn, "again")
-        assert 2 == len(records_view(talk.session.active_path()))
-
-
-def test_injected_assistants_are_history_not_checkpoints() -> None:
-    talk = Conversation(TITO, "v1")
-    talk.ask(user("a"), {"role": "assistant", "content": "few-shot"}, user("b"))
-    talk.ask(user("c"))
-    assert 2 == len(talk.session.line)
-    assert 400 == refused(talk, [user("a"), {"role": "assistant", "content": "few-shot"}, user("z")]).status
-
-
-def test_v2_search_works_beyond_the_recursion_limit() -> None:
-    talk = Conversation(TITO, "v2")
-    for _ in range(tree.MAX_NODES):
-        talk.ask(user("q"), text="")
-    refusal = refused(talk, [*talk.history, user("one more")])
-    assert 409 == refusal.status
-    assert list(range(tree.MAX_NODES)) == talk.session.samples().samples[0].leaf_path
 
 
 def test_max_turns_counts_running_ones_and_is_429() -> None:
