@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scripted import TOOLS, Conversation, play, tiny_tito, user
 from session_dump import dump, tape_bytes
 from strategies import conversations
+from thousands import twice
 
 from rollout.errors import SessionRefused
 from rollout.session.tape import ClientSide, table_to_tape, tape_to_table
@@ -32,11 +33,7 @@ _bad = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from(VERSIONS), conversations, st.lists(st.tuples(_bad, conversations), max_size=3))
-def test_requests_that_come_to_nothing_leave_a_session_byte_identical(
-    version: str, steps: list[Any], attempts: list[tuple[Any, list[Any]]]
-) -> None:
+def check_nothing_changes(version: str, steps: list[Any], attempts: list[tuple[Any, list[Any]]]) -> None:
     talk = Conversation(TITO, version, seed="07", max_seq_len=600)
     play(talk, steps)
     before = dump(talk.session)
@@ -58,6 +55,16 @@ def test_requests_that_come_to_nothing_leave_a_session_byte_identical(
             assert before != dump(talk.session)
             talk.session.release(turn)
             assert before == dump(talk.session)
+
+
+test_requests_that_come_to_nothing_leave_a_session_byte_identical, test_requests_that_come_to_nothing_thousands = twice(
+    check_nothing_changes,
+    st.sampled_from(VERSIONS),
+    conversations,
+    st.lists(st.tuples(_bad, conversations), max_size=3),
+    fast=60,
+    full=1500,
+)
 
 
 @settings(max_examples=60, deadline=None)

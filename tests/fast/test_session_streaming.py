@@ -12,18 +12,19 @@ import openai._streaming
 import orjson
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
-from hypothesis import given
 from hypothesis import strategies as st
 from openai._models import construct_type
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 from scripted import answered
 from strategies import answers
+from thousands import twice
 
 from rollout.session.anthropic import to_message
 from rollout.session.streaming import KEEP_ALIVE, chat_events, event, message_events
 from rollout.tito.parsing import ParsedCall, ParsedMessage
 
+places_to_cut = st.lists(st.integers(0, 10**6), max_size=5)
 ENDINGS = [("stop", 3), ("stop", "END"), ("stop", None), ("length", None), ("abort", None)]
 
 
@@ -58,10 +59,7 @@ def read_message(pieces: list[bytes]) -> tuple[Any, list[dict[str, Any]]]:
     return whole, seen
 
 
-@given(answers, st.sampled_from(ENDINGS), st.lists(st.integers(0, 10**6), max_size=5), st.booleans())
-def test_a_chat_stream_put_together_is_the_plain_answer(
-    parsed: ParsedMessage, ending: tuple[Any, Any], places: list[int], include_usage: bool
-) -> None:
+def check_chat_stream(parsed: ParsedMessage, ending: tuple[Any, Any], places: list[int], include_usage: bool) -> None:
     reply = answered(parsed, *ending)
     whole, chunks = read_chat(cut(chat_events(reply, include_usage=include_usage), places))
     choice, plain = whole.choices[0], reply["choices"][0]
@@ -76,6 +74,11 @@ def test_a_chat_stream_put_together_is_the_plain_answer(
     assert (reply["id"], reply["created"], "m") == (whole.id, whole.created, whole.model)
     assert reply["usage"] == whole.usage.to_dict()
     assert (2 if include_usage else 1) == len(chunks)
+
+
+test_a_chat_stream_put_together_is_the_plain_answer, test_a_chat_stream_thousands = twice(
+    check_chat_stream, answers, st.sampled_from(ENDINGS), places_to_cut, st.booleans(), fast=100, full=3000
+)
 
 
 def test_the_reference_sends_two_events_and_options_add_the_usage() -> None:
@@ -95,16 +98,18 @@ def test_the_reference_sends_two_events_and_options_add_the_usage() -> None:
     assert (None, [], reply["usage"]) == (first["usage"], usage["choices"], usage["usage"])
 
 
-@given(answers, st.sampled_from(ENDINGS), st.lists(st.integers(0, 10**6), max_size=5))
-def test_a_message_stream_put_together_is_the_plain_answer(
-    parsed: ParsedMessage, ending: tuple[Any, Any], places: list[int]
-) -> None:
+def check_message_stream(parsed: ParsedMessage, ending: tuple[Any, Any], places: list[int]) -> None:
     message = to_message(answered(parsed, *ending))
     whole, events = read_message(cut(message_events(message), places))
     plain = json.loads(orjson.dumps(message))
     assert plain == {name: value for name, value in whole.to_dict().items() if name in plain}
     indices = [found["index"] for found in events if found["type"] == "content_block_start"]
     assert list(range(len(plain["content"]))) == indices
+
+
+test_a_message_stream_put_together_is_the_plain_answer, test_a_message_stream_thousands = twice(
+    check_message_stream, answers, st.sampled_from(ENDINGS), places_to_cut, fast=100, full=3000
+)
 
 
 def test_g41_an_empty_input_is_an_empty_object_however_the_stream_is_cut() -> None:
