@@ -11,13 +11,16 @@ from aiohttp import web
 
 
 class FaultyEngine:
-    """Samples "ok" and the stop token unless `answer` says otherwise. `seen` has each request, `aborted` each rid."""
+    """Samples "ok" and the stop token unless `answer` says otherwise. `seen` has each request, `aborted` each rid,
+    `request` is the one being answered.
+    """
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
         self.answer: Callable[[dict[str, Any]], Awaitable[web.Response | None]] | None = None
         self.seen: list[tuple[dict[str, Any], dict[str, str]]] = []
         self.aborted: list[str] = []
+        self.request: web.Request | None = None
         self.model_info: dict[str, Any] = {"model_path": "faulty", "context_length": 4096}
 
     def reply(self, request: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -46,6 +49,7 @@ class FaultyEngine:
     async def _generate(self, http: web.Request) -> web.Response:
         request = orjson.loads(await http.read())
         self.seen.append((request, dict(http.headers)))
+        self.request = http
         given = await self.answer(request) if self.answer else None
         return given or web.json_response(self.reply(request))
 

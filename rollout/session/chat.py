@@ -13,10 +13,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+import aiohttp
 import orjson
 
 from rollout.engine.generation import Generation, read_generation
-from rollout.errors import EngineError, EngineFailed, EngineRefused, SessionRefused
+from rollout.errors import EngineError, EngineFailed, EngineRefused, SessionRefused, describe
 from rollout.session.live import LiveSession, not_found
 from rollout.session.metrics import Metrics
 from rollout.session.session import CONTEXT_CODE
@@ -101,7 +102,7 @@ class Chat:
             raise SessionRefused(error.status, str(error), retry=True, engine=True) from error
         except EngineError as error:
             self._metrics.add("engine_failures_total")
-            raise SessionRefused(502, f"the engine failed: {error}") from error
+            raise SessionRefused(502, _failure_text(error)) from error
         finally:
             del live.generations[rid]
 
@@ -141,6 +142,13 @@ class Chat:
             self._metrics.add("sampled_tokens_total", len(generation.output_ids_O))
         else:
             self._metrics.add("unrecorded_total")
+
+
+def _failure_text(error: EngineError) -> str:
+    cause = error.__cause__
+    if isinstance(cause, aiohttp.ClientError | OSError):
+        return f"backend transport error: {describe(cause)}"
+    return f"the engine failed: {error}"
 
 
 def _engine_refusal(error: EngineRefused) -> SessionRefused:

@@ -101,7 +101,7 @@ def test_branches_are_equal_by_path(tito):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_first_turn_sent_again_is_equal_by_path(tito, version):
+def test_g34_a_first_turn_sent_again_is_equal_by_path(tito, version):
     talk = Conversation(tito, version)
     talk.ask(user("a"), text="x")
     talk.history = []
@@ -110,7 +110,7 @@ def test_a_first_turn_sent_again_is_equal_by_path(tito, version):
     assert ("equal_by_path", "several samples", []) == short(verdict_of(tito, talk))
 
 
-def test_compaction_is_equal_by_path_and_v1_is_unharmed(tito):
+def test_g05_compaction_is_equal_by_path_and_v1_is_unharmed(tito):
     talks = {version: Conversation(tito, version) for version in VERSIONS}
     for talk in talks.values():
         for number in range(12):
@@ -129,7 +129,7 @@ def test_compaction_is_equal_by_path_and_v1_is_unharmed(tito):
     assert ("equal_by_path", "several samples", []) == short(verdict_of(tito, talk))
 
 
-def test_a_chain_that_goes_on_behind_a_cut_turn_is_not_comparable(tito):
+def test_g10_a_chain_that_goes_on_behind_a_cut_turn_is_not_comparable(tito):
     talk = Conversation(tito, "v1")
     talk.ask(user("a"), text="x")
     talk.ask(user("b"), text="cut he", finish="length")

@@ -12,8 +12,7 @@ from app_stage import app_stage
 from scripted import Conversation, tiny_tito, user
 from session_stage import Stage, failing
 
-from rollout.engine.client import EngineClient
-from rollout.errors import EngineError, SessionRefused
+from rollout.errors import SessionRefused
 from rollout.session import picking
 from rollout.session import session as session_module
 
@@ -126,7 +125,7 @@ async def test_c2_an_engines_own_status_is_passed_on_and_nothing_recorded(stage:
     assert [] == (await stage.ask("GET", session))[1]["records"]
 
 
-async def test_c2_502_an_engine_that_is_gone_or_makes_no_sense(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_c2_502_an_engine_that_is_gone_or_makes_no_sense(stage: Stage) -> None:
     session, _ = await stage.open()
 
     async def breaks_off(request: dict[str, Any]) -> web.Response:
@@ -136,12 +135,14 @@ async def test_c2_502_an_engine_that_is_gone_or_makes_no_sense(stage: Stage, mon
     status, body, headers = await stage.chat(session, user("hi"))
     assert (502, "server_error", "false") == (status, body["error"]["type"], headers["x-should-retry"])
 
-    async def gone(self: Any, request: Any, **more: Any) -> Any:
-        raise EngineError("ClientConnectorError: refused")
+    async def gone(request: dict[str, Any]) -> web.Response:
+        transport = stage.engine.request.transport
+        transport.close()
+        return web.Response()
 
-    monkeypatch.setattr(EngineClient, "generate", gone)
+    stage.engine.answer = gone
     status, body, _ = await stage.chat(session, user("hi"))
-    assert (502, "the engine failed: ClientConnectorError: refused") == (status, body["error"]["message"])
+    assert (502, True) == (status, body["error"]["message"].startswith("backend transport error: ServerDisconnected"))
     assert [] == (await stage.ask("GET", session))[1]["records"]
 
 
