@@ -9,7 +9,8 @@ base_url        the session; OpenAI clients take it + "/v1", Anthropic clients a
 prompt          the row's messages
 request_kwargs  sampling parameters by their OpenAI (SGLang) names, to be sent with each request; the
                 session pins them anyway
-metadata        the row's metadata, `max_seq_len` if there is one, `session_server_id` ("host:port")
+metadata        the row's metadata, `max_seq_len` if there is one, `session_server_id` ("host:port") and
+                `session_server_instance_id`, the server's name for its process, if it has one
 kwargs          `api_key` (the session's own key), `tools` and `label` of the row
 
 It may return `reward` (a number), `metadata` (laid over the row's) and anything else that is JSON;
@@ -119,6 +120,8 @@ async def run_agent(
             with a time-out of its own), `agent_error` (it raised, or returned what is not JSON).
     """
     metadata = copy.deepcopy(given.metadata) | {"session_server_id": urlsplit(session.base_url).netloc}
+    if session.instance_id is not None:
+        metadata["session_server_instance_id"] = session.instance_id
     if max_seq_len is not None:
         metadata["max_seq_len"] = max_seq_len
     try:

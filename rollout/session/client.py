@@ -19,11 +19,15 @@ from rollout.session.tape import Tape, table_to_tape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedSession:
-    """A session as its agent needs it: `base_url` without the trailing /v1, and the session's own key."""
+    """A session as its agent needs it: `base_url` without the trailing /v1, and the session's own key.
+
+    `instance_id` names the server's process, null where it has no name.
+    """
 
     session_id: str
     session_key: str
     base_url: str
+    instance_id: str | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,12 +73,22 @@ class SessionClient:
 
     async def open(self, settings: dict[str, Any]) -> OpenedSession:
         """A new session with `settings` (the body of POST /sessions)."""
+        instance_id = await self._instance_id()
         reply = orjson.loads(await self._ask("POST", "/sessions", settings))
         return OpenedSession(
             session_id=reply["session_id"],
             session_key=reply["session_key"],
             base_url=f"{self.base_url}/sessions/{reply['session_id']}",
+            instance_id=instance_id,
         )
+
+    async def _instance_id(self) -> str | None:
+        """The server's name for itself; asked anew for each session, for a server may have been restarted."""
+        try:
+            found: str | None = orjson.loads(await self._ask("GET", "/health")).get("session_server_instance_id")
+        except SessionRefused:
+            return None
+        return found
 
     async def samples(self, session_id: str, *, max_seq_len: int | None = None) -> CollectedSamples:
         """The session's samples, bit for bit as it assembled them; refused with 422 where it cannot."""

@@ -17,7 +17,7 @@ from rollout.outcome import RolloutInput
 from rollout.parts import AGENTS, list_parts
 from rollout.session.client import OpenedSession
 
-SESSION = OpenedSession(session_id="s", session_key="key", base_url="http://127.0.0.1:7/sessions/s")
+SESSION = OpenedSession(session_id="s", session_key="key", base_url="http://127.0.0.1:7/sessions/s", instance_id="9")
 
 
 @pytest.fixture
@@ -120,11 +120,11 @@ def test_an_agent_that_needs_v2_is_refused_on_v1():
         ({"model": "m", "messages": [], "lora": "x", "spaces_between": True}, {}),
     ],
 )
-def test_sampling_parameters_get_their_chat_names(sampling, sent):
+def test_c12_request_kwargs_have_their_chat_names(sampling, sent):
     assert sent == request_kwargs(sampling)
 
 
-async def test_an_agent_gets_copies_of_its_row_and_its_result_goes_through_json():
+async def test_c12_an_agent_gets_copies_of_its_row_and_its_result_goes_through_json():
     given = {"messages": [{"role": "user", "content": "q"}], "metadata": {"a": {"b": 1}}, "tools": [{"x": 1}]}
     seen = {}
 
@@ -139,7 +139,12 @@ async def test_an_agent_gets_copies_of_its_row_and_its_result_goes_through_json(
     assert {"reward": 1.5, "metadata": {"t": [1, 2]}, "3": "three"} == result
     assert ([{"role": "user", "content": "q"}], {"a": {"b": 1}}, [{"x": 1}]) == tuple(given.values())
     assert SESSION.base_url == seen["base_url"]
-    assert {"a": {"b": 2}, "max_seq_len": 64, "session_server_id": "127.0.0.1:7"} == seen["metadata"]
+    assert {
+        "a": {"b": 2},
+        "max_seq_len": 64,
+        "session_server_id": "127.0.0.1:7",
+        "session_server_instance_id": "9",
+    } == seen["metadata"]
     assert {"api_key": "key", "tools": [], "label": "4"} == seen["kwargs"]
 
 

@@ -89,7 +89,7 @@ async def test_several_leaves_share_the_inputs_index_and_one_score():
     assert [3] == calls
 
 
-async def test_the_session_is_opened_with_the_batchs_settings():
+async def test_c12_the_session_is_opened_with_the_batchs_settings():
     fake = FaultySessions()
     await play(fake, asking(1), seed=7, temperature=0.5, max_seq_len=99, session_version="v1", control_text="plain")
     assert {
@@ -173,7 +173,7 @@ async def test_an_agent_that_rides_out_a_fault_has_no_failure():
         (lambda *a, **k: time.sleep(0.6), {"rollout_timeout_s": 0.2}, "deadline", 0),
     ],
 )
-async def test_an_agents_own_failure_is_not_repeated_and_keeps_its_good_turns(agent, options, kind, turns):
+async def test_c12_an_agents_own_failure_is_not_repeated_and_keeps_its_good_turns(agent, options, kind, turns):
     fake = FaultySessions()
     result = await play(fake, agent, reward=load_reward("exact_answer"), **options)
     assert (kind, turns, 1) == (failure(result)[0], result.turns, len(fake.sessions))

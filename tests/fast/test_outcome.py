@@ -25,18 +25,18 @@ def samples(n):
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("rollout_id", [None, 0, 3])
-def test_a_singleton_keeps_the_inputs_rollout_id(version, rollout_id):
+def test_c12_a_singleton_keeps_the_inputs_rollout_id(version, rollout_id):
     (row,) = finish(samples(1), outcome(version, given={"rollout_id": rollout_id}))
     assert (rollout_id, 7, 1, 0, 1) == (row.rollout_id, row.index, row.group_index, row.sibling, row.siblings)
 
 
 @pytest.mark.parametrize(("rollout_id", "shared"), [(None, 7), (0, 0), (3, 3)])
-def test_siblings_share_one_id_and_one_reward(rollout_id, shared):
+def test_c12_siblings_share_one_id_and_one_reward(rollout_id, shared):
     rows = finish(samples(3), outcome(given={"rollout_id": rollout_id}, reward=0.5))
     assert [(shared, 0.5, k, 3) for k in range(3)] == [(r.rollout_id, r.reward, r.sibling, r.siblings) for r in rows]
 
 
-def test_several_leaves_of_an_input_without_identity_are_an_error():
+def test_c12_several_leaves_of_an_input_without_identity_are_an_error():
     with pytest.raises(ValueError, match=NO_IDENTITY.replace(".", r"\.")):
         finish(samples(2), outcome(given={"index": None}))
 

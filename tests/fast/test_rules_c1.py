@@ -15,6 +15,7 @@ from session_stage import Stage, failing
 from rollout.errors import SessionRefused
 from rollout.session import picking
 from rollout.session import session as session_module
+from rollout.session.client import SessionClient
 
 TITO = tiny_tito()
 VERSIONS = ("v1", "v2")
@@ -203,3 +204,13 @@ async def test_c3_reasoning_effort_is_not_mapped(stage: Stage) -> None:
     session, _ = await stage.open()
     await stage.chat(session, user("hi"), reasoning_effort="high", reasoning={"effort": "high"})
     assert TITO.render([user("hi")], tools=None, thinking=False).ids == stage.engine.seen[0][0]["input_ids"]
+
+
+async def test_c12_a_driver_learns_the_servers_instance(stage: Stage) -> None:
+    health = (await stage.ask("GET", "/health"))[1]
+    async with SessionClient(stage.url) as sessions:
+        opened = await sessions.open({})
+    assert (health["session_server_instance_id"], f"{stage.url}/sessions/{opened.session_id}") == (
+        opened.instance_id,
+        opened.base_url,
+    )
