@@ -6,9 +6,11 @@ from typing import Any
 
 import orjson
 import pytest
+from app_stage import app_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import START, TOOLS, Conversation, call, play, tables, tiny_tito, user
+from session_stage import END
 from strategies import conversations
 
 from rollout.errors import BadConfig, SessionRefused, UnknownPart
@@ -142,3 +144,20 @@ def test_whatever_the_conversation_a_shadow_changes_nothing_but_its_count(
     assert "differs" != verdict["verdict"]
     tape, _ = table_to_tape(tape_to_table(shadowed.session.tape()))
     assert shadow == tape.settings.shadow_matcher
+
+
+async def test_g01_the_server_counts_what_its_shadow_would_have_decided() -> None:
+    async with app_stage(shadow_matcher="strict") as stage:
+        session, _ = await stage.open()
+        stage.engine.ids = [*TITO.tokenizer.encode(call("x")), END]
+        _, first, _ = await stage.chat(session, user("go"), tools=TOOLS)
+        reply = first["choices"][0]["message"]
+        for replayed in (reply, respelled(reply, '{"key":"x"}')):
+            assert 200 == (await stage.chat(session, user("go"), replayed, user("b"), tools=TOOLS))[0]
+        _, metrics, _ = await stage.ask("GET", "/metrics")
+        lines = metrics.decode().splitlines()
+        for decision, count in (("same", 2), ("new_root", 1)):
+            name = "rollout_session_shadow_decisions_total"
+            assert f'{name}{{matcher="strict",decision="{decision}"}} {count}' in lines
+        _, shown, _ = await stage.ask("GET", session)
+        assert {"matcher": "strict", "decisions": {"new_root": 1, "same": 2}} == shown["metadata"]["shadow"]
