@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
-from flows.server import state_home, user_api_url
+from flows.server import user_api_url
 from rollout.config import BatchConfig, make_config
 from rollout.doctor.finding import Finding
+from rollout.home import state_home
 
 TURN_TOKENS = 32
 """Sampled tokens of the one turn that is tried."""

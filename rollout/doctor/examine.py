@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from rollout.batch.prepare import model_directory
+from rollout.batch.model import fetched_directory
 from rollout.config import BatchConfig
 from rollout.doctor.engine import check_engine
 from rollout.doctor.finding import Finding, fail, ok, warn
@@ -19,7 +19,7 @@ from rollout.doctor.sessions import check_sessions
 from rollout.doctor.space import check_space
 from rollout.doctor.tokens import Prompt, check_tokens
 from rollout.engine.embedded import start_embedded
-from rollout.errors import RolloutLakeError
+from rollout.errors import BadInput, RolloutLakeError
 from rollout.process import Child
 
 
@@ -32,13 +32,17 @@ async def examine(config: BatchConfig, *, home: Path, prefect_url: str | None) -
     """
     for finding in (*check_packages(), *check_parts()):
         yield finding
-    directory = model_directory(config)
-    findings, prompt = check_tokens(directory, config.renderer)
-    for finding in findings:
-        yield finding
-    with tempfile.TemporaryDirectory(prefix="rollout-doctor-") as logs:
-        for finding in await _check_servers(config, directory, prompt, Path(logs)):
+    try:
+        directory = await fetched_directory(config)
+    except BadInput as error:  # of a model on s3://
+        yield fail("model", f"{error}; tokens, engine and sessions are not tried without it")
+    else:
+        findings, prompt = check_tokens(directory, config.renderer)
+        for finding in findings:
             yield finding
+        with tempfile.TemporaryDirectory(prefix="rollout-doctor-") as logs:
+            for finding in await _check_servers(config, directory, prompt, Path(logs)):
+                yield finding
     for finding in await asyncio.to_thread(check_lake, config.lake):
         yield finding
     yield check_space("ROLLOUT_HOME", home)
