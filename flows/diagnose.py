@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 
 from flows.server import user_api_url
 from rollout.config import BatchConfig, make_config
@@ -37,8 +38,13 @@ async def _examine(config: BatchConfig, *, quiet: bool) -> list[Finding]:
     from rollout.doctor.examine import examine
 
     findings = []
-    async for finding in examine(config, home=state_home(), prefect_url=user_api_url()):
+    say = None if quiet else _say
+    async for finding in examine(config, home=state_home(), prefect_url=user_api_url(), say=say):
         findings.append(finding)
         if not quiet:
             print(f"{finding.state:<5} {finding.what:<15} {finding.detail}", flush=True)
     return findings
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -40,10 +40,14 @@ async def plan_batch(options: dict[str, Any]) -> Batch:
     names = given_names.get()
     defaults = {name: field.default for name, field in BatchConfig.model_fields.items()}
     given = {k: v for k, v in options.items() if (v != defaults[k] if names is None else k in names)}
-    log = get_run_logger()
-    checked = paced(lambda rows: log.info("checking prompts: %d rows", rows))
-    origin = await flow_run_origin()
-    batch = await prepare(given, origin, checked=checked, known=checked_rows.get(), say=log.info)
+    checked = paced(lambda rows: get_run_logger().info("checking prompts: %d rows", rows))
+    batch = await prepare(
+        given,
+        await flow_run_origin(),
+        checked=checked,
+        known=checked_rows.get(),
+        say=lambda text: get_run_logger().info(text),
+    )
     if names is None:
         check_allowed_command(batch.config.agent_command)
     return batch

@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ class Object:
 class ModelStore:
     """The objects directly under `uri`. Credentials and endpoint are the AWS variables of the environment.
 
-    `say` is told how far a transfer is, from another thread; once `left` is set, every call raises GivenUp.
+    `say` is told how far a transfer is, from another thread but in the caller's context; once `left` is set, every call raises GivenUp.
 
     Raises:
         BadConfig: no such URI.
@@ -55,7 +57,8 @@ class ModelStore:
         self, uri: str, *, say: Callable[[str], None] | None = None, left: threading.Event | None = None
     ) -> None:
         self.uri, self._where = uri, _split(uri)
-        self.say, self._left = say or (lambda text: None), left or threading.Event()
+        self.say = partial(copy_context().run, say or (lambda text: None))
+        self._left = left or threading.Event()
         self._fs = s3_filesystem(s3_options(os.environ))
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from rollout.batch.model import fetched_directory
@@ -23,17 +23,20 @@ from rollout.errors import BadInput, RolloutLakeError
 from rollout.process import Child
 
 
-async def examine(config: BatchConfig, *, home: Path, prefect_url: str | None) -> AsyncIterator[Finding]:
+async def examine(
+    config: BatchConfig, *, home: Path, prefect_url: str | None, say: Callable[[str], None] | None = None
+) -> AsyncIterator[Finding]:
     """Check everything that a batch of `config` needs. Children that are started are ended.
 
     Args:
         home: the command's state folder.
         prefect_url: the Prefect API that the user has chosen, null for one of our own.
+        say: told how far a fetch of the model is; from another thread.
     """
     for finding in (*check_packages(), *check_parts()):
         yield finding
     try:
-        directory = await fetched_directory(config)
+        directory = await fetched_directory(config, say)
     except BadInput as error:  # of a model on s3://
         yield fail("model", f"{error}; tokens, engine and sessions are not tried without it")
     else:
