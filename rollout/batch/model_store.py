@@ -11,7 +11,6 @@ from concurrent import futures
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,8 @@ class Object:
 class ModelStore:
     """The objects directly under `uri`. Credentials and endpoint are the AWS variables of the environment.
 
-    `say` is told how far a transfer is, from another thread but in the caller's context; once `left` is set, every call raises GivenUp.
+    `say` is told how far a transfer is, from another thread but in the caller's context; once `left` is set,
+    every call raises GivenUp.
 
     Raises:
         BadConfig: no such URI.
@@ -57,9 +57,13 @@ class ModelStore:
         self, uri: str, *, say: Callable[[str], None] | None = None, left: threading.Event | None = None
     ) -> None:
         self.uri, self._where = uri, _split(uri)
-        self.say = partial(copy_context().run, say or (lambda text: None))
-        self._left = left or threading.Event()
+        self._told, self._context, self._left = say, copy_context(), left or threading.Event()
         self._fs = s3_filesystem(s3_options(os.environ))
+
+    def say(self, text: str) -> None:
+        """Tell the caller."""
+        if self._told is not None:
+            self._context.run(self._told, text)
 
     @property
     def place(self) -> str:
