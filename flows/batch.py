@@ -16,16 +16,16 @@ from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from flows.options import flow_docstring, flow_signature
-from flows.server import state_home
 from flows.stopping import keep_sigterm
 from rollout import __version__
 from rollout.batch.canary import canary_shards, require_staged
 from rollout.batch.check import ShardCheck, checkers, join_checks
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress, watched
-from rollout.batch.spool import SPOOLS, remove_spools
+from rollout.batch.spool import SPOOLS, remove_batch_spools, remove_spools
 from rollout.batch.summary import Summary, batch_row
 from rollout.errors import BatchIncomplete, CanaryFailed, EngineError, FailedInARow, ParityFailed, SessionUnreachable
+from rollout.home import state_home
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
 from tasks.engine import start_worker
@@ -42,6 +42,7 @@ async def rollout_batch(**options: Any) -> dict[str, Any]:
     batch = await plan_batch(options)
     _show_plan(batch, progress)
     if batch.visible is not None:
+        remove_batch_spools(state_home() / SPOOLS, batch.plan)
         return _result(batch, "published", batch.visible, already=True)
     async with progress_artifact(progress):
         checks = await _shards(batch, progress)

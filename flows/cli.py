@@ -29,7 +29,8 @@ Where things are kept:
 Prefect's own state (runs, artifacts) and the logs of child processes go to ROLLOUT_HOME,
 by default ~/.local/state/rollout-lake; your Prefect profile is left alone. A PREFECT_API_URL
 that you have set, in the environment or in your active profile, is used instead of a server of
-our own. ROLLOUT_DEBUG=1 shows tracebacks.
+our own. A --model on s3:// is fetched into ROLLOUT_HOME/models, once for each state of it.
+ROLLOUT_DEBUG=1 shows tracebacks.
 """
 
 
@@ -160,7 +161,9 @@ def doctor(
     engine_url: Annotated[
         str | None, typer.Option(help="Engine to look at (SGLang's /generate); without one the embedded is started.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Checkpoint directory; without one the shipped one.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint: a directory or s3://bucket/prefix; without one the shipped one.")
+    ] = None,
     renderer: Annotated[str, typer.Option(help="Chat format, by its name in `renderers`.")] = "qwen3",
     lake: Lake = "./lake",
     as_json: AsJson = False,

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from rollout.config import make_config
 from rollout.errors import BadInput
 
 LEVELS = ((-0.1, "green"), (-0.7, "yellow"), (-2.3, "dark_orange"), (float("-inf"), "red"))
@@ -64,10 +63,10 @@ def _headline(sample: dict[str, Any]) -> str:
 
 
 def _tokenizer(config: dict[str, Any]) -> Any:
-    from rollout.batch.prepare import model_directory
+    from rollout.batch.model import tokenizer_directory
     from rollout.tito.tokenizer import load_tokenizer
 
-    directory = model_directory(make_config(model=config.get("model")))
+    directory = tokenizer_directory(config.get("model"))
     if not Path(directory, "tokenizer.json").is_file():
         raise BadInput(f"the batch's tokenizer is not at {directory} any more; --json shows the token ids")
     return load_tokenizer(str(directory))

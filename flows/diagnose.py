@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 
-from flows.server import state_home, user_api_url
+from flows.server import user_api_url
 from rollout.config import BatchConfig, make_config
 from rollout.doctor.finding import Finding
+from rollout.home import state_home
 
 TURN_TOKENS = 32
 """Sampled tokens of the one turn that is tried."""
@@ -36,8 +38,13 @@ async def _examine(config: BatchConfig, *, quiet: bool) -> list[Finding]:
     from rollout.doctor.examine import examine
 
     findings = []
-    async for finding in examine(config, home=state_home(), prefect_url=user_api_url()):
+    say = None if quiet else _say
+    async for finding in examine(config, home=state_home(), prefect_url=user_api_url(), say=say):
         findings.append(finding)
         if not quiet:
             print(f"{finding.state:<5} {finding.what:<15} {finding.detail}", flush=True)
     return findings
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

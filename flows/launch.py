@@ -12,6 +12,8 @@ from typing import Any
 from rollout.batch.canary import canary_shards
 from rollout.batch.prepare import Batch, RunOrigin, prepare
 from rollout.batch.prompts import paced
+from rollout.batch.spool import SPOOLS, remove_batch_spools
+from rollout.home import state_home
 
 
 def run_batch(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
@@ -22,10 +24,12 @@ def run_batch(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
         RolloutLakeError: the batch failed, is quarantined, or stopped.
     """
     checked = None if as_json else paced(lambda rows: _say(f"checking prompts: {rows} rows"))
-    batch = asyncio.run(prepare(given, RunOrigin.now(), write=not dry_run, checked=checked))
+    say = None if as_json else _say
+    batch = asyncio.run(prepare(given, RunOrigin.now(), write=not dry_run, checked=checked, say=say))
     if dry_run:
         _show_plan(batch, named="batch_id" in given, as_json=as_json)
     elif batch.visible is not None:
+        remove_batch_spools(state_home() / SPOOLS, batch.plan)  # a kill may have come between publishing and this
         _say_published(batch, as_json=as_json)
     else:
         asyncio.run(_run(batch, given, as_json=as_json))

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.server import state_home
 from rollout.batch.spool import SPOOLS
 from rollout.batch.view import PLANNED, BatchView, find_sample, list_batches, view_batch
 from rollout.errors import BadInput
+from rollout.home import state_home
 
 GROUP_COLUMNS = ["group_index", "index", "sibling", "prompt", "status", "reward", "failure"]
 SAMPLE_COLUMNS = ["group_index", "sample_id", "rollout_key", "rollout_id", "sibling", "status", "reward"]
@@ -127,6 +127,7 @@ def _print_reasons(rows: pl.DataFrame) -> None:
 
 def _check_here(view: BatchView) -> pl.DataFrame:
     from rollout.batch.check import check_shard, job_of
+    from rollout.batch.model import tokenizer_directory
     from rollout.config import make_config
     from rollout.lake.staging import staged_shards
 
@@ -137,7 +138,8 @@ def _check_here(view: BatchView) -> pl.DataFrame:
         raise BadInput(
             f"batch {view.batch_id} has no staged shard yet: `rollout run --batch-id {view.batch_id}` goes on"
         )
-    tables = [check_shard(job_of(config, view.plan, shard)).parity for shard in shards]
+    tokenizer = tokenizer_directory(config.model)
+    tables = [check_shard(job_of(config, view.plan, shard, tokenizer)).parity for shard in shards]
     return pl.concat([pl.DataFrame(table) for table in tables])
 
 

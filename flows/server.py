@@ -23,6 +23,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from rollout.errors import BadConfig
+from rollout.home import state_home
 from rollout.process import die_with_parent, say_ready, start
 
 QUIET = {
@@ -35,14 +36,6 @@ QUIET = {
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
 }
 """No outside calls, nothing on the user's terminal; a flow run's own log still reaches its server."""
-
-
-def state_home() -> Path:
-    """Where this command keeps logs of child processes and Prefect's state: ROLLOUT_HOME, else XDG's state folder."""
-    if given := os.environ.get("ROLLOUT_HOME"):
-        return Path(given).expanduser().absolute()
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "rollout-lake"
 
 
 def user_api_url() -> str | None:

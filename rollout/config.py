@@ -66,7 +66,9 @@ class BatchConfig(BaseModel):
     )
     enable_thinking: bool = Field(False, description="Open the turn for thinking where the renderer can.")
     renderer: str = Field("qwen3", description="Name of the chat format in `renderers`.")
-    model: str | None = Field(None, description="Checkpoint directory for the embedded engine; null: the shipped one.")
+    model: str | None = Field(
+        None, description="Checkpoint: a directory or s3://bucket/prefix; null: the shipped one. External: tokenizer."
+    )
     policy_version: str | None = Field(None, description="Name of the policy's weights, written to every row.")
     engine: Literal["embedded", "external"] = Field("embedded", description="Where tokens come from.")
     engine_url: str | None = Field(None, description="URL of an external SGLang server or router.")

@@ -41,7 +41,13 @@ async def plan_batch(options: dict[str, Any]) -> Batch:
     defaults = {name: field.default for name, field in BatchConfig.model_fields.items()}
     given = {k: v for k, v in options.items() if (v != defaults[k] if names is None else k in names)}
     checked = paced(lambda rows: get_run_logger().info("checking prompts: %d rows", rows))
-    batch = await prepare(given, await flow_run_origin(), checked=checked, known=checked_rows.get())
+    batch = await prepare(
+        given,
+        await flow_run_origin(),
+        checked=checked,
+        known=checked_rows.get(),
+        say=lambda text: get_run_logger().info(text),
+    )
     if names is None:
         check_allowed_command(batch.config.agent_command)
     return batch

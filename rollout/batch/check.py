@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from multiprocessing import get_context
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
 
-from rollout.batch.prepare import Batch, model_directory
+from rollout.batch.prepare import Batch
 from rollout.batch.summary import Summary, exchange_facts, sample_facts, summarise
 from rollout.config import BatchConfig
 from rollout.errors import StagedChanged
@@ -64,8 +65,8 @@ class CheckJob:
     engine: str
 
 
-def job_of(config: BatchConfig, plan: Plan, shard: int) -> CheckJob:
-    """The check of one shard of a planned batch; `config.lake` says where it is staged."""
+def job_of(config: BatchConfig, plan: Plan, shard: int, tokenizer: Path) -> CheckJob:
+    """The check of one shard of a planned batch with the tokenizer of a directory; `config.lake` says where it is."""
     cut = plan.shards[shard]
     return CheckJob(
         lake=config.lake,
@@ -73,7 +74,7 @@ def job_of(config: BatchConfig, plan: Plan, shard: int) -> CheckJob:
         shard=shard,
         first=cut.indexes.start,
         end=cut.indexes.stop,
-        tokenizer=str(model_directory(config)),
+        tokenizer=str(tokenizer),
         renderer=config.renderer,
         engine=config.engine,
     )
@@ -91,7 +92,7 @@ class Checkers:
         Raises:
             StagedChanged: a file no longer has its manifest's digest, or the manifest is gone.
         """
-        job = job_of(batch.config, batch.plan, shard)
+        job = job_of(batch.config, batch.plan, shard, batch.tokenizer)
         return await asyncio.get_running_loop().run_in_executor(self._pool, check_shard, job)
 
 

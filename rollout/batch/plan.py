@@ -62,7 +62,7 @@ def make_plan(
     """
     if created_at.tzinfo is None or (slot is not None and slot.tzinfo is None):
         raise ValueError("a plan needs times with a timezone")
-    _check_keys(rows, config)
+    check_keys(rows, config)
     batch_id = config.batch_id or make_batch_id(deployment, slot, created_at, flow_run_id)
     per_prompt = config.n_samples_per_prompt
     return Plan(
@@ -153,7 +153,7 @@ def _cut_shards(n_groups: int, per_group: int, shard_size: int, canary: int = 0)
     )
 
 
-def _check_keys(rows: PromptRows, config: BatchConfig) -> None:
+def check_keys(rows: PromptRows, config: BatchConfig) -> None:
     """The batch's rollout_keys must be unique, whatever becomes of a rollout.
 
     A rollout without an own id has its index as key: as singleton because its rollout_id is null or

@@ -6,9 +6,8 @@ Used by the flow and, before any server is started, by the command; so bad input
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -17,16 +16,12 @@ from typing import Any
 from uuid import uuid4
 
 from rollout.agents.contract import load_agents
-from rollout.batch.plan import make_plan
+from rollout.batch.model import fetched_directory, model_digest
+from rollout.batch.plan import check_keys, make_plan
 from rollout.batch.prompts import Checked, PromptRow, PromptRows, read_prompts
 from rollout.batch.prompttables import keep_version
-from rollout.columns import blake2b_256
 from rollout.config import BatchConfig, make_config
-from rollout.engine.checkpoint import read_checkpoint
-from rollout.engine.client import EngineClient
-from rollout.engine.tiny import CHECKPOINT
-from rollout.errors import BadConfig, EngineError
-from rollout.lake.datafile import file_digest
+from rollout.errors import BadConfig
 from rollout.lake.paths import LakePaths
 from rollout.lake.planfile import Plan
 from rollout.lake.publishing import batch_status, published_version, refuse_closed
@@ -63,15 +58,19 @@ class Batch:
     which the batch was published (-1: released) and null while it is not.
     """
 
-    def __init__(self, paths: LakePaths, config: BatchConfig, plan: Plan, rows: Sequence[PromptRow]) -> None:
-        self.paths, self.config, self.plan, self.rows = paths, config, plan, rows
+    def __init__(
+        self, paths: LakePaths, config: BatchConfig, plan: Plan, rows: Sequence[PromptRow], model: Path | None = None
+    ) -> None:
+        """`model` is the checkpoint's directory on this machine; a batch that is published needs none."""
+        self.paths, self.config, self.plan, self.rows, self._model = paths, config, plan, rows, model
         self.planned = False
         self.visible: int | None = None
 
     @property
     def tokenizer(self) -> Path:
-        """The checkpoint directory whose tokenizer the sessions use."""
-        return model_directory(self.config)
+        """The checkpoint directory whose tokenizer the sessions use; an embedded engine loads the rest of it."""
+        assert self._model is not None, "a published batch runs nothing"
+        return self._model
 
 
 async def prepare(
@@ -81,10 +80,12 @@ async def prepare(
     write: bool = True,
     checked: Checked | None = None,
     known: Sequence[PromptRow] = (),
+    say: Callable[[str], None] | None = None,
 ) -> Batch:
     """Check options, prompts, parts, checkpoint and lake, and make the plan; the plan is not written yet.
 
-    Prompts are checked in a thread, so that minutes of it do not stop the event loop.
+    Prompts are checked, and a model on s3:// is fetched, in a thread, so that minutes of it do not stop the
+    event loop. The model comes last: nothing else that is wrong costs its gigabytes.
 
     Args:
         given: the options that the user gave; the others come from the batch's plan.json if it has
@@ -92,6 +93,7 @@ async def prepare(
         write: whether the batch is going to run; then the lake's folder is made to see that it can be.
         checked: told in that thread how many prompts are checked.
         known: the rows of another Batch, taken where they are still the prompts.
+        say: told how far a fetch of the model is; from another thread.
 
     Raises:
         BadInput: one line that says what to change.
@@ -106,25 +108,18 @@ async def prepare(
     rows = await _read_prompts(config, checked, known if isinstance(known, PromptRows) else None)
     # A lake table's version stands in the plan, so that the batch goes on with the rows it began with.
     config = config.model_copy(update={"prompts": rows.name})
-    plan = await asyncio.to_thread(
-        make_plan,
-        config,
-        rows=rows,
-        model_digest=await model_digest(config),
-        created_at=origin.created_at,
-        flow_run_id=origin.flow_run_id,
-        deployment=origin.deployment,
-        slot=origin.slot,
-    )
-    _check_parts(config, plan.agents)
+    check_keys(rows, config)
+    _check_parts(config, rows.agents(config.agent))
     if write:
         paths.check_writable()
+    model = await fetched_directory(config, say)
+    plan = await _plan(config, rows, model, origin)
     stored = stored or read_plan(paths, plan.batch_id)
     if stored is None:
-        return Batch(paths, config, plan, rows)
+        return Batch(paths, config, plan, rows, model)
     _check_policy(config, stored)
     # plan.json exists, so this only compares; its cut into shards then holds.
-    batch = Batch(paths, config, create_plan(paths, plan), rows)
+    batch = Batch(paths, config, create_plan(paths, plan), rows, model)
     batch.planned = True
     refuse_closed(paths, plan.batch_id)
     return _visible(batch)
@@ -159,6 +154,19 @@ async def _read_prompts(config: BatchConfig, checked: Checked | None, known: Pro
         return await asyncio.to_thread(read)
     finally:
         left.set()  # a thread that nobody waits for would keep the process from ending
+
+
+async def _plan(config: BatchConfig, rows: PromptRows, model: Path, origin: RunOrigin) -> Plan:
+    return await asyncio.to_thread(
+        make_plan,
+        config,
+        rows=rows,
+        model_digest=await model_digest(config, model),
+        created_at=origin.created_at,
+        flow_run_id=origin.flow_run_id,
+        deployment=origin.deployment,
+        slot=origin.slot,
+    )
 
 
 def _check_parts(config: BatchConfig, agents: Sequence[str]) -> None:
@@ -203,43 +211,3 @@ def _visible(batch: Batch) -> Batch:
         version = published_version(batch.paths, batch.plan.batch_id)
         batch.visible = -1 if version is None else version
     return batch
-
-
-def model_directory(config: BatchConfig) -> Path:
-    """The batch's checkpoint directory; the shipped one where none is given."""
-    return CHECKPOINT if config.model is None else Path(config.model).expanduser().absolute()
-
-
-async def model_digest(config: BatchConfig) -> str:
-    """Digest of the model's weights in hex: of the checkpoint's files, or of an external engine's own statement.
-
-    Raises:
-        BadCheckpoint: the directory cannot be loaded.
-        BadConfig: the external engine does not answer.
-    """
-    if config.engine == "embedded":
-        return checkpoint_digest(model_directory(config))
-    client = EngineClient(str(config.engine_url), timeout_s=10.0)
-    try:
-        info = await client.model_info()
-    except EngineError as error:
-        raise BadConfig(f"engine_url {config.engine_url}: {error}") from error
-    finally:
-        await client.close()
-    return blake2b_256(str(info.get("model_path")).encode(), str(info.get("weight_version")).encode()).hex()
-
-
-def checkpoint_digest(directory: Path) -> str:
-    """blake2b-256 in hex over the names and bytes of a checkpoint's config, tokenizer and weights.
-
-    Raises:
-        BadCheckpoint: the directory cannot be loaded.
-    """
-    checkpoint = read_checkpoint(directory)
-    named = {directory / name for name in ("config.json", "generation_config.json", "tokenizer.json")}
-    digest = hashlib.blake2b(digest_size=32)
-    for path in sorted({*checkpoint.files.values(), *(path for path in named if path.is_file())}):
-        with path.open("rb") as file:
-            part = file_digest(file)
-        digest.update(f"{path.name}\x00{part}\x00".encode())
-    return digest.hexdigest()

@@ -182,6 +182,12 @@ def remove_spools(root: Path, plan: Plan, shard: int) -> None:
     _remove_empty(folder)
 
 
+def remove_batch_spools(root: Path, plan: Plan) -> None:
+    """Delete what nobody holds of all spools of a batch: it is published."""
+    for cut in plan.shards:
+        remove_spools(root, plan, cut.shard)
+
+
 def _plan_digest(plan: Plan) -> str:
     return blake2b_256(plan.to_bytes()).hex()
 

@@ -133,7 +133,7 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
     config = batch.config
     watch_this_process()
     async with (
-        _engine(config, logs) as (url, facts),
+        _engine(batch, logs) as (url, facts),
         session_server(url, batch.tokenizer, config, log=logs / "session.log") as sessions,
     ):
         await check_settings(sessions, config)
@@ -150,12 +150,13 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
 
 
 @asynccontextmanager
-async def _engine(config: BatchConfig, logs: Path) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+async def _engine(batch: Batch, logs: Path) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    config = batch.config
     if config.engine == "external":
         url = str(config.engine_url)
         yield url, await _external_facts(url, config)
         return
-    child = await start_embedded(None if config.model is None else Path(config.model), log=logs / "engine.log")
+    child = await start_embedded(batch.tokenizer, log=logs / "engine.log")
     try:
         facts = engine_facts("embedded", __version__, config.model or "tiny", config, deterministic=True)
         yield child.url, facts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from rollout.batch.prepare import model_directory
+from rollout.batch.model import fetched_directory
 from rollout.config import BatchConfig
 from rollout.doctor.engine import check_engine
 from rollout.doctor.finding import Finding, fail, ok, warn
@@ -19,26 +19,33 @@ from rollout.doctor.sessions import check_sessions
 from rollout.doctor.space import check_space
 from rollout.doctor.tokens import Prompt, check_tokens
 from rollout.engine.embedded import start_embedded
-from rollout.errors import RolloutLakeError
+from rollout.errors import BadInput, RolloutLakeError
 from rollout.process import Child
 
 
-async def examine(config: BatchConfig, *, home: Path, prefect_url: str | None) -> AsyncIterator[Finding]:
+async def examine(
+    config: BatchConfig, *, home: Path, prefect_url: str | None, say: Callable[[str], None] | None = None
+) -> AsyncIterator[Finding]:
     """Check everything that a batch of `config` needs. Children that are started are ended.
 
     Args:
         home: the command's state folder.
         prefect_url: the Prefect API that the user has chosen, null for one of our own.
+        say: told how far a fetch of the model is; from another thread.
     """
     for finding in (*check_packages(), *check_parts()):
         yield finding
-    directory = model_directory(config)
-    findings, prompt = check_tokens(directory, config.renderer)
-    for finding in findings:
-        yield finding
-    with tempfile.TemporaryDirectory(prefix="rollout-doctor-") as logs:
-        for finding in await _check_servers(config, directory, prompt, Path(logs)):
+    try:
+        directory = await fetched_directory(config, say)
+    except BadInput as error:  # of a model on s3://
+        yield fail("model", f"{error}; tokens, engine and sessions are not tried without it")
+    else:
+        findings, prompt = check_tokens(directory, config.renderer)
+        for finding in findings:
             yield finding
+        with tempfile.TemporaryDirectory(prefix="rollout-doctor-") as logs:
+            for finding in await _check_servers(config, directory, prompt, Path(logs)):
+                yield finding
     for finding in await asyncio.to_thread(check_lake, config.lake):
         yield finding
     yield check_space("ROLLOUT_HOME", home)

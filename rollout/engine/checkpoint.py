@@ -192,12 +192,20 @@ def _check_weights(directory: Path, config: Qwen3Config) -> dict[str, Path]:
 
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / INDEX_FILE
-    if index.is_file():
-        mapping = _read_json(index).get("weight_map")
-        if not isinstance(mapping, dict) or not mapping:
-            raise BadCheckpoint(f"{index}: no weight_map")
-        return [directory / name for name in sorted({str(name) for name in mapping.values()})]
-    return [directory / WEIGHTS_FILE]
+    names = weight_names(index) if index.is_file() else [WEIGHTS_FILE]
+    return [directory / name for name in names]
+
+
+def weight_names(index: Path) -> list[str]:
+    """Names of the files that hold the weights, from the checkpoint's index file; sorted.
+
+    Raises:
+        BadCheckpoint: it cannot be read or names none.
+    """
+    mapping = _read_json(index).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise BadCheckpoint(f"{index}: no weight_map")
+    return sorted({str(name) for name in mapping.values()})
 
 
 def _read_header(path: Path) -> dict[str, tuple[int, ...]]:

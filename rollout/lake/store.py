@@ -5,7 +5,7 @@ What any store must promise:
 - `upload` shows a file under its final name whole or not at all;
 - `link` gives an existing file a second, unique name without passing its bytes through this process.
 
-Keys are POSIX paths relative to the lake's root; they can never leave it. This is the only module that calls s3fs.
+Keys are POSIX paths relative to the lake's root; they can never leave it. This is the only module that opens s3fs.
 """
 
 from __future__ import annotations
@@ -183,6 +183,21 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def s3_filesystem(options: dict[str, str]) -> Any:
+    """S3 through s3fs, with storage options in deltalake's names (rollout.lake.paths.s3_options)."""
+    import s3fs  # slow to import, and a local lake needs none of it
+
+    client: dict[str, Any] = {"region_name": options["aws_region"]} if "aws_region" in options else {}
+    return s3fs.S3FileSystem(
+        key=options.get("aws_access_key_id"),
+        secret=options.get("aws_secret_access_key"),
+        token=options.get("aws_session_token"),
+        endpoint_url=options.get("aws_endpoint_url"),
+        client_kwargs=client,
+        use_listings_cache=False,
+    )
+
+
 class S3Store:
     """A prefix in an S3 bucket, through s3fs. Exclusive creation is `If-None-Match: *`."""
 
@@ -190,18 +205,8 @@ class S3Store:
     """S3 answers 409 while two conditional writes race; the loser repeats and then learns 412."""
 
     def __init__(self, root: str, options: dict[str, str]) -> None:
-        import s3fs  # slow to import, and a local lake needs none of it
-
         self.root = root
-        client: dict[str, Any] = {"region_name": options["aws_region"]} if "aws_region" in options else {}
-        self.fs = s3fs.S3FileSystem(
-            key=options.get("aws_access_key_id"),
-            secret=options.get("aws_secret_access_key"),
-            token=options.get("aws_session_token"),
-            endpoint_url=options.get("aws_endpoint_url"),
-            client_kwargs=client,
-            use_listings_cache=False,
-        )
+        self.fs = s3_filesystem(options)
 
     def path(self, key: str) -> str:
         return f"{self.root}/{check_key(key)}"

@@ -121,8 +121,8 @@ def run_bare(marks: Marks, arguments: list[str]) -> None:
 
 async def _roll_out(marks: Marks, options: dict[str, Any], folder: Path) -> list[Any]:
     from rollout.agents.contract import load_agents
+    from rollout.batch.model import fetched_directory, model_digest
     from rollout.batch.plan import make_plan, shard_inputs
-    from rollout.batch.prepare import model_digest, model_directory
     from rollout.batch.prompts import parse_prompts, prompt_bytes
     from rollout.batch.shard import session_server
     from rollout.config import make_config
@@ -133,7 +133,8 @@ async def _roll_out(marks: Marks, options: dict[str, Any], folder: Path) -> list
     config = make_config(**options)
     data = prompt_bytes(config.prompts)
     rows = parse_prompts(data, config.prompts, skip_bad=False)
-    digest = await model_digest(config)
+    model = await fetched_directory(config)
+    digest = await model_digest(config, model)
     plan = make_plan(
         config,
         rows=rows,
@@ -147,7 +148,7 @@ async def _roll_out(marks: Marks, options: dict[str, Any], folder: Path) -> list
     marks["children_start"] = time.monotonic()
     engine = await start_embedded(None, log=folder / "engine.log")
     try:
-        async with session_server(engine.url, model_directory(config), config, log=folder / "session.log") as sessions:
+        async with session_server(engine.url, model, config, log=folder / "session.log") as sessions:
             context = RunContext(
                 config=config,
                 sessions=sessions,

@@ -4,10 +4,12 @@ import asyncio
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command import Rollout
+from object_store import ObjectStore, serve_objects
 
 from flows.server import QUIET
 from rollout.batch.prompts import prompt_bytes
@@ -79,3 +81,10 @@ def staged_lake(finished, tmp_path: Path) -> Path:
     """A lake in which the small batch is staged and nothing is decided."""
     shutil.copytree(finished[0] / "staging", tmp_path / "staged" / "staging")
     return tmp_path / "staged"
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """One S3 server for all tests of a process; each test takes a bucket of its own."""
+    with serve_objects(tmp_path_factory.mktemp("objects")) as store:
+        yield store

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from lake_batch import plan_batch, publish, stage_all
 
 from flows import launch
 from rollout.batch.prompts import paced
+from rollout.batch.spool import SPOOLS, open_spool
+from rollout.lake.paths import LakePaths
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -24,3 +27,20 @@ def test_a_long_check_is_shown_on_stderr_and_never_with_json(as_json, tmp_path, 
 def test_a_short_check_says_nothing(tmp_path, capsys):
     launch.run_batch({"lake": str(tmp_path / "lake")}, dry_run=True, as_json=False)
     assert "" == capsys.readouterr().err
+
+
+def test_spools_of_a_batch_that_is_found_published_are_removed(tmp_path, monkeypatch, capsys):
+    """A kill between publishing and clean-up leaves them, and nobody runs the batch again."""
+    monkeypatch.setenv("ROLLOUT_HOME", str(tmp_path / "home"))
+    paths, plan, spools = LakePaths(tmp_path / "lake"), plan_batch(), tmp_path / "home" / SPOOLS
+    publish(paths, plan, stage_all(paths, plan))
+    left = []
+    for shard in (0, 2):
+        with open_spool(spools, plan, shard) as spool:
+            left.append(spool.path)
+    options = {"lake": str(tmp_path / "lake"), "batch_id": plan.batch_id}
+    launch.run_batch(options, dry_run=True, as_json=False)
+    assert left == sorted(path for path in spools.rglob("*") if path.is_file()), "--dry-run removes nothing"
+    launch.run_batch(options, dry_run=False, as_json=False)
+    assert "is published already" in capsys.readouterr().out
+    assert [] == list(spools.iterdir())

@@ -1,0 +1,102 @@
+"""A batch's checkpoint on this machine, and the digest of the model that stands in its plan."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rollout.columns import blake2b_256
+from rollout.config import BatchConfig
+from rollout.engine.checkpoint import read_checkpoint
+from rollout.engine.client import EngineClient
+from rollout.engine.tiny import CHECKPOINT
+from rollout.errors import BadConfig, EngineError
+from rollout.home import state_home
+from rollout.lake.datafile import file_digest
+
+MODELS = "models"
+"""Folder of fetched checkpoints, below the command's state folder."""
+REMOTE = "s3://"
+
+
+async def fetched_directory(config: BatchConfig, say: Callable[[str], None] | None = None) -> Path:
+    """The batch's checkpoint directory; the shipped one where none is given.
+
+    One on s3:// is fetched in a thread if it is not here as it is there now. An external engine has the
+    weights itself: then the directory has config and tokenizer alone. A caller that is cancelled ends the fetch.
+
+    Args:
+        say: told how far a long fetch is; from another thread.
+
+    Raises:
+        BadConfig, BadCheckpoint: it cannot be fetched.
+    """
+    if config.model is None or not config.model.startswith(REMOTE):
+        return _local(config.model)
+    from rollout.batch.model_source import fetch_model  # fsspec takes a while to import
+
+    left, weights = threading.Event(), config.engine == "embedded"
+    try:
+        return await asyncio.to_thread(
+            fetch_model, config.model, state_home() / MODELS, weights=weights, say=say, left=left
+        )
+    finally:
+        left.set()
+
+
+def tokenizer_directory(model: str | None) -> Path:
+    """A directory with the tokenizer of a batch's `model`, for those who need no weights.
+
+    Raises:
+        BadConfig, BadCheckpoint: it cannot be fetched.
+    """
+    if model is None or not model.startswith(REMOTE):
+        return _local(model)
+    from rollout.batch.model_source import fetch_model
+
+    return fetch_model(model, state_home() / MODELS, weights=False)
+
+
+def _local(model: str | None) -> Path:
+    return CHECKPOINT if model is None else Path(model).expanduser().absolute()
+
+
+async def model_digest(config: BatchConfig, directory: Path) -> str:
+    """Digest of the model's weights in hex: of the checkpoint's files, or of an external engine's own statement.
+
+    Args:
+        directory: what fetched_directory gave for `config`.
+
+    Raises:
+        BadCheckpoint: the directory cannot be loaded.
+        BadConfig: the external engine does not answer.
+    """
+    if config.engine == "embedded":
+        return await asyncio.to_thread(checkpoint_digest, directory)
+    client = EngineClient(str(config.engine_url), timeout_s=10.0)
+    try:
+        info = await client.model_info()
+    except EngineError as error:
+        raise BadConfig(f"engine_url {config.engine_url}: {error}") from error
+    finally:
+        await client.close()
+    return blake2b_256(str(info.get("model_path")).encode(), str(info.get("weight_version")).encode()).hex()
+
+
+def checkpoint_digest(directory: Path) -> str:
+    """blake2b-256 in hex over the names and bytes of a checkpoint's config, tokenizer and weights.
+
+    Raises:
+        BadCheckpoint: the directory cannot be loaded.
+    """
+    checkpoint = read_checkpoint(directory)
+    named = {directory / name for name in ("config.json", "generation_config.json", "tokenizer.json")}
+    digest = hashlib.blake2b(digest_size=32)
+    for path in sorted({*checkpoint.files.values(), *(path for path in named if path.is_file())}):
+        with path.open("rb") as file:
+            part = file_digest(file)
+        digest.update(f"{path.name}\x00{part}\x00".encode())
+    return digest.hexdigest()
