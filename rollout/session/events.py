@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +21,7 @@ from rollout.session.options import LogFormat
 STDERR = 2
 TEXT_LIMIT = 300
 """Characters of a refusal's text that are logged."""
+_QUOTED = re.compile(r"'.*'|\".*\"", re.DOTALL)
 
 
 class EventLog:
@@ -56,12 +58,12 @@ class _Records(logging.Handler):
 
 
 def text_of(refusal: SessionRefused) -> str:
-    """A refusal's text as it may be logged: our own words, without what they quote of an engine's or a hook's."""
+    """A refusal's text as it may be logged: our own words, without those of a client, an engine or a hook in them."""
     cause = refusal.__cause__
     if isinstance(cause, EngineRefused | EngineFailed):
         return f"the engine answered {cause.status}"
     own = refusal.message if cause is None else refusal.message.partition(":")[0]
-    return own[:TEXT_LIMIT]
+    return _QUOTED.sub("'...'", own)[:TEXT_LIMIT]
 
 
 def _as_text(line: bytes) -> bytes:

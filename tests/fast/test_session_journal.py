@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,25 @@ def test_what_the_disk_does_not_take_leaves_the_session_and_the_file_as_they_wer
     talk.ask(user("b"))
     kept.journal.close()
     assert [seen(live)] == [seen(one) for one in restored(tmp_path)]
+
+
+def test_a_turn_that_is_half_written_when_the_disk_is_full_is_cut_off_again(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    talk, live = kept.talk("v1")
+    talk.ask(user("a"))
+    file = next(tmp_path.glob("*.journal"))
+    before, content = seen(live), file.read_bytes()
+    turn = talk.begin([*talk.history, user("b")])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) + 100, limits[1]))
+    try:
+        with pytest.raises(SessionRefused, match="could not be kept"):
+            talk.commit(turn, "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    talk.session.release(turn)
+    assert (before, content) == (seen(live), file.read_bytes())
+    kept.journal.close()
 
 
 def test_files_are_private_and_go_with_their_session(tmp_path: Path) -> None:
