@@ -1,16 +1,14 @@
 """The spool: finished rollouts of one shard on the local disk, so that a restarted shard runs only what is missing.
 
     file    = frame(header) frame(samples' schema) frame(trajectories' schema) frame(record)...
-    frame   = length of the payload (8 bytes, little-endian), digest (32 bytes), payload
-    digest  = blake2b-256 over the digest of the frame before (nothing for the first), the length's bytes, the payload
+    frame   = see rollout.frames
     header  = JSON: what the rows are of (`spool_header`)
     schema  = Arrow IPC schema message
     record  = length of the first message (8 bytes, little-endian), then two Arrow IPC messages as
               RecordBatch.serialize() gives them: the rollout's rows of SAMPLES_SCHEMA and of TRAJECTORIES_SCHEMA
 
 At opening, the file is read up to the first frame that is torn or whose digest is wrong, cut there and
-appended to. With another header or other schemas all of it is dropped. Digests are chained, so a frame
-of another place or file is wrong here too.
+appended to. With another header or other schemas all of it is dropped.
 
 What survives: after a kill of the process, every rollout whose `append` returned. After a loss of power,
 those that the kernel had written back by itself (Linux: what is older than about half a minute), because
@@ -23,21 +21,19 @@ the later takes a file of its own; whoever opens the shard next gathers all file
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import BinaryIO
 
 import pyarrow as pa
 
 from rollout.columns import SAMPLES_SCHEMA, blake2b_256
+from rollout.frames import Payload, read_frames, write_frame
 from rollout.lake.planfile import Plan
 from rollout.tape_columns import TRAJECTORIES_SCHEMA
 
@@ -48,9 +44,6 @@ SPOOLS = "spool"
 FORMAT = 1
 SCHEMAS = (SAMPLES_SCHEMA, TRAJECTORIES_SCHEMA)
 _LENGTH_BYTES = 8
-_DIGEST_BYTES = 32
-
-Payload = Sequence[bytes | memoryview]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,17 +106,11 @@ class Spool:
         _remove_empty(self.path.parent)
 
     def _write(self, payload: Payload) -> None:
-        """Append a frame whose payload is all of `payload`, without making one piece of it."""
-        head = sum(map(len, payload)).to_bytes(_LENGTH_BYTES, "little")
-        digest, offset = _digest(self._digest, [head, *payload]), self._end
         try:
-            for piece in (head, digest, *payload):
-                offset = _write_at(self._descriptor, piece, offset)
+            self._end, self._digest = write_frame(self._descriptor, payload, end=self._end, before=self._digest)
         except OSError as error:
             self.full = True
             log.warning("%s: %s; rollouts that finish from now on are lost in a kill", self.path, error)
-            return
-        self._end, self._digest = offset, digest
 
 
 def spool_header(plan: Plan, shard: int) -> bytes:
@@ -234,21 +221,6 @@ def _remove_empty(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def _digest(before: bytes, frame: Payload) -> bytes:
-    digest = hashlib.blake2b(before, digest_size=_DIGEST_BYTES)
-    for piece in frame:
-        digest.update(piece)
-    return digest.digest()
-
-
-def _write_at(descriptor: int, piece: bytes | memoryview, offset: int) -> int:
-    left = memoryview(piece)
-    while left:
-        written = os.pwrite(descriptor, left, offset)
-        left, offset = left[written:], offset + written
-    return offset
-
-
 def _head_payloads(header: bytes) -> list[bytes]:
     return [header, *(schema.serialize().to_pybytes() for schema in SCHEMAS)]
 
@@ -258,7 +230,7 @@ def _read(descriptor: int, header: bytes) -> tuple[list[RolloutRows], int, bytes
     end, digest = 0, b""
     with open(descriptor, "rb", closefd=False) as file:
         file.seek(0)
-        frames = _frames(file)
+        frames = read_frames(file)
         for wanted in _head_payloads(header):
             payload, end, digest = next(frames, (b"", 0, b""))
             if payload != wanted:
@@ -267,22 +239,6 @@ def _read(descriptor: int, header: bytes) -> tuple[list[RolloutRows], int, bytes
     if records:
         _, end, digest = records[-1]
     return [_unpack(payload) for payload, _, _ in records], end, digest
-
-
-def _frames(file: BinaryIO) -> Iterator[tuple[bytes, int, bytes]]:
-    """Each good frame's payload, the offset behind it and its digest, up to the first that is none."""
-    size, end, digest = os.fstat(file.fileno()).st_size, 0, b""
-    while True:
-        head, wanted = file.read(_LENGTH_BYTES), file.read(_DIGEST_BYTES)
-        length = int.from_bytes(head, "little")
-        end += _LENGTH_BYTES + _DIGEST_BYTES + length
-        if end > size:
-            return
-        payload = file.read(length)
-        digest = _digest(digest, [head, payload])
-        if digest != wanted:
-            return
-        yield payload, end, digest
 
 
 def _pack(rows: RolloutRows) -> Payload:

@@ -7,6 +7,7 @@ methods are synchronous, so under asyncio each is one step; generations run betw
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any
@@ -61,7 +62,11 @@ def open_session(
 
 
 class Session:
-    """A conversation under one version's rules. `nodes` are its generations in commit order."""
+    """A conversation under one version's rules. `nodes` are its generations in commit order.
+
+    `keep` gets each new node before it is one of them; what it raises leaves the session as it was, and
+    the turn to be released.
+    """
 
     def __init__(self, settings: SessionSettings, tito: Tito, session_id: str, context_length: int | None) -> None:
         """Use `open_session`, which checks the settings."""
@@ -70,6 +75,7 @@ class Session:
         self.nodes: list[Node] = []
         self.line: list[Node] = []
         self.roots: list[Node] = []
+        self.keep: Callable[[Node], None] | None = None
         self._tito = tito
         self._matcher = find_matcher(settings.matcher)
         self._shadow = open_shadow(settings)
@@ -149,13 +155,13 @@ class Session:
         message = assistant_message(parsed, generation, prompt_digest)
         model = turn.request.model
         reply = completion(message, generation, n_prompt=turn.n_prompt, model=model, rid=rid, committed_at=committed_at)
-        self._running.discard(turn)
         turn.recorded = self.settings.version == "v2" or turn.seen == len(self.nodes)
         if turn.recorded:
             self._attach(self._node(turn, generation, message, committed_at, rid))
             self._prompts[prompt_digest] += 1
             if self._shadow is not None and turn.shadow is not None:
                 self._shadow.count(turn.shadow)
+        self._running.discard(turn)
         return reply
 
     def release(self, turn: Turn) -> None:
@@ -286,6 +292,8 @@ class Session:
         )
 
     def _attach(self, node: Node) -> None:
+        if self.keep is not None:
+            self.keep(node)
         self.nodes.append(node)
         siblings = node.parent.children if node.parent else self.roots
         siblings.append(node)
