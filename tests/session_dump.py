@@ -1,8 +1,7 @@
-"""All that a session holds, as bytes, to see whether a request has changed it."""
+"""A session as bytes, to hold two states of it against each other."""
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -18,14 +17,14 @@ def dump(session: Session) -> bytes:
     Without what a node remembers of comparisons to save time: that changes no answer.
     """
     state = dict(vars(session))
-    state["_tito"] = state["_matcher"] = None
+    state["_tito"] = state["_matcher"] = state["keep"] = None
     state["_running"] = sorted(id(turn) for turn in state["_running"])
     state["_prompts"] = sorted(item for item in state["_prompts"].items() if item[1])
     nodes = [
         {
             name: _plain(getattr(node, name))
             for name in node.__dataclass_fields__
-            if name not in ("parent", "children", "digest", "generation", "granted")
+            if name not in ("parent", "children", "digest", "generation", "granted", "lax")
         }
         | {"parent": node.parent.seq if node.parent else None, "children": [c.seq for c in node.children]}
         | {"digest": node.digest.hexdigest()}
@@ -34,7 +33,7 @@ def dump(session: Session) -> bytes:
     ]
     state |= {name: [node.seq for node in state[name]] for name in ("nodes", "line", "roots")}
     view = (records_view(session.active_path()), session.metadata())
-    return pickle.dumps((nodes, state, view, tape_bytes(session)))
+    return repr((nodes, state, view, tape_bytes(session))).encode()  # not pickled: that tells equal texts apart
 
 
 def _plain(value: Any) -> Any:
@@ -42,6 +41,7 @@ def _plain(value: Any) -> Any:
 
 
 def tape_bytes(session: Session) -> bytes:
+    """A session's tape as an Arrow stream."""
     table = tape_to_table(session.tape())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
