@@ -24,7 +24,7 @@ def dump(session: Session) -> bytes:
         {
             name: _plain(getattr(node, name))
             for name in node.__dataclass_fields__
-            if name not in ("parent", "children", "digest", "generation", "granted")
+            if name not in ("parent", "children", "digest", "generation", "granted", "lax")
         }
         | {"parent": node.parent.seq if node.parent else None, "children": [c.seq for c in node.children]}
         | {"digest": node.digest.hexdigest()}
