@@ -100,6 +100,7 @@ class Chat:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if live.closed and current is not None and not current.cancelling():
+                self._end(live, running)
                 raise not_found(live.session.session_id) from None
             running.waiting -= 1
             if not running.waiting:
@@ -107,7 +108,10 @@ class Chat:
             raise
 
     def _end(self, live: LiveSession, running: Running) -> None:
-        """Nobody waits any more. What is done here need not wait for the task, which may not even have begun."""
+        """Nobody waits any more, or the session is gone.
+
+        What is done here need not wait for the task, which may not even have begun.
+        """
         live.generations.pop(running.rid, None)
         live.session.release(running.turn)
         running.task.cancel()
