@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -71,9 +70,10 @@ def serve(
     if processes == 1:
         serve_sessions(options, announce=lambda bound: _announce(as_json, bound, [_url(host, bound)]))
         return
+    from rollout.session.events import EventLog
     from rollout.session.fleet import serve_fleet
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    EventLog(options.log_format).take_logging()
     serve_fleet(options, processes, announce=lambda first, urls: _announce(as_json, first, urls))
 
 

@@ -11,6 +11,7 @@ RolloutLakeError
 │   └── BatchClosed              the batch is quarantined or discarded
 ├── SessionRefused               a request that a session server refuses (HTTP status and text)
 ├── SessionUnreachable           the session server gave no answer
+├── CannotRestore                a journaled session does not come out again as it was recorded
 ├── EngineError                  the engine failed, is gone, or answered nonsense
 │   ├── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
 │   └── EngineFailed             the engine answered 5xx: a repeat may help
@@ -123,6 +124,10 @@ def _rebuild_refusal(status: int, message: str, code: str | None, retry: bool, e
 
 class SessionUnreachable(RolloutLakeError):
     """A session server did not answer, or broke off; another attempt may help once it is back."""
+
+
+class CannotRestore(RolloutLakeError):
+    """A recorded session does not come out again as it was recorded: another tokenizer, renderer or matcher."""
 
 
 class EngineError(RolloutLakeError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from faulty_engine import FaultyEngine
 from scripted import tiny_tito
 
 from rollout.engine.tiny import CHECKPOINT
-from rollout.process import start
+from rollout.process import Child, start
 from rollout.session.tape import table_to_tape
 
 TITO = tiny_tito()
@@ -31,6 +33,16 @@ class Stage:
     engine: FaultyEngine
     http: aiohttp.ClientSession
     token: str | None
+    argv: list[str]
+    child: Child
+
+    async def kill_and_restart(self) -> None:
+        """kill -9, and the same command on the same port again."""
+        os.kill(self.child.process.pid, signal.SIGKILL)
+        await asyncio.to_thread(self.child.stop)
+        environment = {"SESSION_TOKEN": self.token} if self.token else None
+        argv = [*self.argv, "--port", str(self.child.facts["port"])]
+        self.child = await start(argv, log=self.child.log, env=environment)
 
     async def ask(self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str) -> Any:
         """Status, parsed JSON (or bytes) and headers of one request with the driver's token or `key`."""
@@ -68,7 +80,7 @@ class Stage:
 
 
 async def staged(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator[Stage]:
-    """A server process with a faulty engine behind it; `more` are its own options."""
+    """A server process with a faulty engine behind it; `more` are its own options. Its log is server.log."""
     engine = FaultyEngine([*TITO.tokenizer.encode("ok"), END])
     runner = web.AppRunner(engine.app(), shutdown_timeout=0.1)
     await runner.setup()
@@ -78,11 +90,12 @@ async def staged(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator
     argv += ["--engine", f"http://127.0.0.1:{runner.addresses[0][1]}"]
     argv += [*more, *(["--driver-token-env", "SESSION_TOKEN"] if token else [])]
     child = await start(argv, log=tmp_path / "server.log", env={"SESSION_TOKEN": token} if token else None)
+    stage = Stage(child.url, engine, aiohttp.ClientSession(), token, argv, child)
     try:
-        async with aiohttp.ClientSession() as http:
-            yield Stage(child.url, engine, http, token)
+        async with stage.http:
+            yield stage
     finally:
-        child.stop()
+        stage.child.stop()
         await runner.cleanup()
 
 

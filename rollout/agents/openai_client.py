@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
@@ -19,17 +19,33 @@ if TYPE_CHECKING:
 
     Pool = DefaultAioHttpClient | DefaultAsyncHttpxClient
 
+MAX_RETRIES = 6
+"""Pauses between them, by the client: 0.5 s, doubled up to 8 s, less a quarter by chance."""
+
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Pool] = WeakKeyDictionary()
 
 
 def openai_client(base_url: str, api_key: str) -> AsyncOpenAI:
     """A client of the session at `base_url` (an agent's own argument), to be used in the running loop.
 
-    It repeats nothing (a repeat would be a turn of its own) and waits as long as the rollout may last.
+    It waits as long as the rollout may last, and repeats only what got no answer at all, for about 20 s:
+    the session server may have died, and is started again with its sessions. What was answered is not
+    repeated: that would be a turn of its own.
     """
+    return _client_class()(
+        base_url=f"{base_url}/v1", api_key=api_key, http_client=_pool(), max_retries=MAX_RETRIES, timeout=None
+    )
+
+
+@lru_cache(maxsize=1)
+def _client_class() -> type[AsyncOpenAI]:
     from openai import AsyncOpenAI
 
-    return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key, http_client=_pool(), max_retries=0, timeout=None)
+    class UnansweredOnly(AsyncOpenAI):
+        def _should_retry(self, response: Any) -> bool:
+            return False
+
+    return UnansweredOnly
 
 
 def _pool() -> Pool:

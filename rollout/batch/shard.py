@@ -8,35 +8,24 @@ Each finished rollout's rows are made at once and go to the shard's spool, if it
 from __future__ import annotations
 
 import asyncio
-import secrets
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollout import process
-from rollout.agents.openai_client import close_connections
 from rollout.batch.spool import RolloutRows, Spool
 from rollout.columns import SAMPLES_SCHEMA, SCHEMA_VERSION, BatchStamp, samples_to_table
-from rollout.config import BatchConfig
 from rollout.errors import Failure
 from rollout.generate import RolloutResult, RunContext, attempt_rollout, conclude
 from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.parity.projections import payload_digest
 from rollout.sample import Status
-from rollout.session.client import SessionClient
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import Tape, tape_to_table
 from rollout.tape_columns import TRAJECTORIES_SCHEMA
-
-TOKEN_VARIABLE = "ROLLOUT_DRIVER_TOKEN"
-"""Environment variable in which the session server finds the driver's token."""
 
 TRIED_AGAIN = ("engine_error", "session_error")
 """Failures that no spool keeps: they say nothing of the rollout, and the children may be back at a restart."""
@@ -195,27 +184,3 @@ def count(samples: pa.Table, trajectories: pa.Table) -> dict[str, Any]:
 
 def _tally(values: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(values).items()))
-
-
-@asynccontextmanager
-async def session_server(
-    engine_url: str, tokenizer: Path, config: BatchConfig, *, log: Path
-) -> AsyncIterator[SessionClient]:
-    """The worker's own session server, a child process on loopback, and the driver's client of it.
-
-    Only this client and the sessions' own keys are let in: the driver's token is made up here.
-
-    Raises:
-        ChildFailed: it did not start; the message has the last lines of `log`.
-    """
-    token = secrets.token_hex(16)
-    argv = [sys.executable, "-m", "rollout.session.server", "--engine", engine_url, "--tokenizer", str(tokenizer)]
-    argv += ["--renderer", config.renderer, "--driver-token-env", TOKEN_VARIABLE]
-    argv += ["--enable-thinking"] if config.enable_thinking else []
-    child = await process.start(argv, log=log, env={TOKEN_VARIABLE: token})
-    try:
-        async with SessionClient(child.url, driver_token=token) as client:
-            yield client
-    finally:
-        await close_connections()
-        await asyncio.to_thread(child.stop)

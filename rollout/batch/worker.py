@@ -16,7 +16,8 @@ from rollout.batch.output import contained_output
 from rollout.batch.plan import shard_inputs, shard_refusals
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress
-from rollout.batch.shard import TRIED_AGAIN, ShardResult, run_shard, session_server
+from rollout.batch.sessions import session_server
+from rollout.batch.shard import TRIED_AGAIN, ShardResult, run_shard
 from rollout.batch.spool import Spool, open_spool
 from rollout.batch.streak import FailureStreak
 from rollout.columns import BatchStamp

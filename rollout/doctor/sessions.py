@@ -17,7 +17,7 @@ from rollout.session.client import OpenedSession
 
 async def check_sessions(engine_url: str, tokenizer: Path, config: BatchConfig, log: Path) -> Finding:
     """Start one as a worker does, open a session with a batch's settings, play one turn, and end it all."""
-    from rollout.batch.shard import session_server  # these two import much
+    from rollout.batch.sessions import session_server  # these two import much
     from rollout.generate import session_settings
 
     started = time.monotonic()

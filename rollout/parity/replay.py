@@ -10,17 +10,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout.engine.generation import Finish, Generation
 from rollout.errors import SessionRefused
 from rollout.identity import SessionVersion
 from rollout.parity.compare import diff_values
+from rollout.session.replaying import recorded_generation
 from rollout.session.session import Session, open_session
-from rollout.session.tape import ClientSide, Exchange, Tape
+from rollout.session.tape import ClientSide, Tape
 from rollout.tito.renderer import Tito
 
 TRUNCATED_TEXT = "truncated generation cannot be extended"
@@ -86,7 +86,7 @@ def _play(session: Session, tape: Tape, client: ClientSide, seq: int, seen: int)
     paths = diff_values(_prompt_ids(tape, seq), turn.prompt_ids_T, f"exchange[{seq}].prompt_ids")
     if paths:
         return Stop(kind="prompt", paths=paths)
-    generation = _generation(exchange, turn.n_prompt)
+    generation = recorded_generation(exchange, turn.n_prompt)
     reply = session.commit(turn, generation, committed_at=exchange.committed_at, rid=exchange.rid)
     if not turn.recorded:
         return Stop(kind="overtaken", paths=[f"exchange[{seq}]: {version} does not record it, another ran beside it"])
@@ -102,19 +102,3 @@ def _prompt_ids(tape: Tape, seq: int) -> NDArray[np.int32]:
         exchange = tape.exchanges[exchange.parent]
         parts += (exchange.output_ids_O, exchange.appended_ids_P)
     return np.concatenate(parts[::-1])
-
-
-def _generation(exchange: Exchange, n_prompt: int) -> Generation:
-    return Generation(
-        output_ids_O=exchange.output_ids_O,
-        output_log_probs_O=exchange.output_log_probs_O,
-        finish=cast(Finish, exchange.finish),
-        matched=exchange.matched,
-        cached_tokens=exchange.cached_tokens,
-        prompt_tokens=n_prompt,
-        weight_version=exchange.weight_version,
-        weight_spans=exchange.weight_spans,
-        routed_experts=exchange.routed_experts,
-        routed_experts_shape=exchange.routed_experts_shape,
-        engine_seconds=exchange.engine_seconds,
-    )

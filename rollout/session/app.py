@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,8 +23,11 @@ from rollout.session.answering import (
 )
 from rollout.session.chat import Chat
 from rollout.session.endpoints import INTERNAL_ERROR, Endpoints, speaks_anthropic
+from rollout.session.events import EventLog, text_of
 from rollout.session.incoming import read_body, read_samples_body, sent_tokens
-from rollout.session.live import LiveSession, LiveSessions, new_session_id
+from rollout.session.journal import Journal, Opened
+from rollout.session.keeping import Keeping
+from rollout.session.live import LiveSession, LiveSessions, new_key, new_session_id
 from rollout.session.metrics import Metrics
 from rollout.session.opening import read_settings
 from rollout.session.options import ServerOptions
@@ -44,13 +48,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class SessionServer:
     """The application: sessions in memory, one engine, one model family."""
 
-    def __init__(self, engine: EngineClient, tito: Tito, options: ServerOptions) -> None:
+    def __init__(
+        self, engine: EngineClient, tito: Tito, options: ServerOptions, *, events: EventLog | None = None
+    ) -> None:
+        """
+        Raises:
+            BadConfig: the journal's folder cannot be had.
+        """
         self._engine = engine
         self._tito = tito
         self._defaults = SessionSettings(renderer=tito.name, enable_thinking=options.enable_thinking)
-        self._sessions = LiveSessions(options.driver_token, options.max_sessions)
+        self._sessions = LiveSessions(options.driver_token, max_sessions=options.max_sessions, idle_s=options.idle_s)
         self._metrics = Metrics()
-        self._chat = Chat(engine, self._metrics, tito.vocabulary)
+        self._events = events or EventLog(options.log_format)
+        journal = None if options.journal is None else Journal(options.journal)
+        self._keeping = Keeping(journal, self._sessions, self._metrics, self._events)
+        self._chat = Chat(engine, self._metrics, tito.vocabulary, events=self._events, used=self._sessions.use)
         self._instance = uuid.uuid4().hex
         self.new_session_id = new_session_id
         self._model: dict[str, Any] | None = None
@@ -62,6 +75,14 @@ class SessionServer:
             count_refusal=self._count_refusal,
             keepalive_s=options.keepalive_s,
         )
+
+    def restore(self) -> None:
+        """Serve the sessions in the journal again; before the port is bound, so that no client finds one missing.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        self._keeping.restore(self._tito)
 
     def app(self) -> web.Application:
         """The routes; unserved paths are 404, nothing is passed on to the engine's own."""
@@ -80,33 +101,48 @@ class SessionServer:
                 *self._endpoints.routes(f"{one}/v1"),
             ]
         )
-        app.on_cleanup.append(self._close)
+        app.cleanup_ctx.append(self._running)
         return app
 
-    async def _close(self, app: web.Application) -> None:
+    async def _running(self, app: web.Application) -> AsyncIterator[None]:
+        expiry = asyncio.create_task(self._expire())
+        yield
+        expiry.cancel()
         await self._chat.close()
         await self._engine.close()
+        self._keeping.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, self._sessions.next_due_s()))
+            for live in self._sessions.expire():
+                self._metrics.add("sessions_expired_total")
+                turns = len(live.session.nodes)
+                self._events.write("expired", session_id=live.session.session_id, turns=turns)
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except SessionRefused as refusal:
-            self._count_refusal(request, refusal.status, engine=refusal.engine)
+            self._count_refusal(request, refusal)
             return answer_refusal(refusal, anthropic=speaks_anthropic(request))
         except web.HTTPException as error:
-            self._count_refusal(request, error.status)
             message = f"{error.reason}: {request.method} {request.path}"
+            self._count_refusal(request, SessionRefused(error.status, message))
             return answer_error(error.status, message, anthropic=speaks_anthropic(request))
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             return answer_error(500, INTERNAL_ERROR, anthropic=speaks_anthropic(request))
 
-    def _count_refusal(self, request: web.Request, status: int, *, engine: bool = False) -> None:
+    def _count_refusal(self, request: web.Request, refusal: SessionRefused) -> None:
+        status = refusal.status
         self._metrics.add("refused_total", label=f'status="{status}"')
+        session_id = request.match_info.get("session_id")
+        self._events.write("refused", level="warning", session_id=session_id, status=status, text=text_of(refusal))
         live: LiveSession | None = request.get("live")
         if live is not None:
-            live.refused[f"{ENGINE_PREFIX}{status}" if engine else str(status)] += 1
+            self._keeping.count_refusal(live, f"{ENGINE_PREFIX}{status}" if refusal.engine else str(status))
 
     def _driver(self, request: web.Request) -> LiveSession:
         return self._sessions.for_driver(request.match_info["session_id"], sent_tokens(request))
@@ -122,8 +158,7 @@ class SessionServer:
 
     async def _list(self, request: web.Request) -> web.Response:
         self._sessions.check_driver(sent_tokens(request))
-        now = datetime.now(UTC)
-        return answer({"sessions": [live.row(now) for live in self._sessions.all()]})
+        return answer({"sessions": self._sessions.rows()})
 
     async def _open(self, request: web.Request) -> web.Response:
         self._sessions.check_driver(sent_tokens(request))
@@ -134,9 +169,11 @@ class SessionServer:
             session = open_session(settings, self._tito, self.new_session_id(), context_length=context)
         except UnknownPart as error:
             raise SessionRefused(400, str(error)) from error
-        live = self._sessions.add(session)
+        opened = Opened(key=new_key(), opened_at=datetime.now(UTC), context_length=context)
+        self._keeping.add(session, opened)
         self._metrics.add("sessions_opened_total")
-        return answer({"session_id": session.session_id, "session_key": live.key})
+        self._events.write("opened", session_id=session.session_id, version=settings.version)
+        return answer({"session_id": session.session_id, "session_key": opened.key})
 
     async def _show(self, request: web.Request) -> web.Response:
         session = self._driver(request).session
@@ -149,7 +186,9 @@ class SessionServer:
         )
 
     async def _delete(self, request: web.Request) -> web.Response:
-        self._sessions.remove(self._driver(request))
+        live = self._driver(request)
+        self._sessions.remove(live)
+        self._events.write("deleted", session_id=live.session.session_id, turns=len(live.session.nodes))
         self._metrics.add("sessions_deleted_total")
         return web.Response(status=204)
 

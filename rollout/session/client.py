@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -15,6 +17,9 @@ from rollout.columns import table_to_samples
 from rollout.errors import SessionRefused, SessionUnreachable, describe
 from rollout.sample import Sample
 from rollout.session.tape import Tape, table_to_tape
+
+RETRY_S = 0.2
+"""Seconds between two tries to reach a server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +53,14 @@ class SessionClient:
     Belongs to one event loop; use it as an async context manager.
     """
 
-    def __init__(self, base_url: str, *, driver_token: str | None = None, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, base_url: str, *, driver_token: str | None = None, timeout_s: float = 60.0, patience_s: float = 0.0
+    ) -> None:
+        """`patience_s`: seconds for which a connection that fails is tried again, while a server is restarted."""
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {driver_token}"} if driver_token else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self.patience_s = patience_s
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> SessionClient:
@@ -110,15 +119,28 @@ class SessionClient:
         data = None if body is None else orjson.dumps(body)
         headers = {"Content-Type": "application/json"} if data is not None else None
         try:
-            async with self._http.request(method, self.base_url + path, data=data, headers=headers) as reply:
-                content = await reply.read()
+            status, content = await self._exchange(self._http, method, path, data, headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SessionUnreachable(
                 f"the session server gave no answer to {method} {path}: {describe(error)}"
             ) from error
-        if reply.status >= 300:
-            raise _refusal(reply.status, content)
+        if status >= 300:
+            raise _refusal(status, content)
         return content
+
+    async def _exchange(
+        self, http: aiohttp.ClientSession, method: str, path: str, data: bytes | None, headers: dict[str, str] | None
+    ) -> tuple[int, bytes]:
+        end = time.monotonic() + self.patience_s
+        while True:
+            try:
+                async with http.request(method, self.base_url + path, data=data, headers=headers) as reply:
+                    return reply.status, await reply.read()
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+                # Repeating is safe: of these requests only an opening does more the second time, and that expires.
+                if time.monotonic() >= end:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
 
 def _table(stream: bytes) -> pa.Table:

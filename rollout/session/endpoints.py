@@ -17,11 +17,11 @@ from rollout.errors import SessionRefused
 from rollout.session.answering import answer, error_body
 from rollout.session.anthropic import chat_body, to_message
 from rollout.session.chat import Chat
+from rollout.session.coalescing import Running, Sent
 from rollout.session.incoming import drop_parsed_arguments, read_body, sent_tokens
 from rollout.session.live import LiveSession, LiveSessions
 from rollout.session.sse import EventStream
 from rollout.session.streaming import chat_events, event, message_events
-from rollout.session.turn import Turn
 from rollout.tito.renderer import Tito
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Endpoints:
         tito: Tito,
         *,
         model_name: Callable[[], Awaitable[str]],
-        count_refusal: Callable[..., None],
+        count_refusal: Callable[[web.Request, SessionRefused], None],
         keepalive_s: float,
     ) -> None:
         self._sessions = sessions
@@ -69,19 +69,19 @@ class Endpoints:
         live = self._client(request)
         body = await read_body(request)
         drop_parsed_arguments(body)
-        turn = self._chat.begin(live, body)
-        if turn.request.stream:
-            events = partial(chat_events, include_usage=turn.request.include_usage)
-            return await self._stream(request, live, turn, events)
-        return answer(await self._chat.finish(live, turn))
+        running = self._chat.begin(live, body, await _sent(request))
+        if running.turn.request.stream:
+            events = partial(chat_events, include_usage=running.turn.request.include_usage)
+            return await self._stream(request, live, running, events)
+        return answer(await self._chat.finish(live, running))
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
         live = self._client(request)
         body = chat_body(await read_body(request, exact=True), can_think=self._can_think)
-        turn = self._chat.begin(live, body)
-        if turn.request.stream:
-            return await self._stream(request, live, turn, lambda reply: message_events(to_message(reply)))
-        return answer(to_message(await self._chat.finish(live, turn)))
+        running = self._chat.begin(live, body, await _sent(request))
+        if running.turn.request.stream:
+            return await self._stream(request, live, running, lambda reply: message_events(to_message(reply)))
+        return answer(to_message(await self._chat.finish(live, running)))
 
     async def _count(self, request: web.Request) -> web.Response:
         live = self._client(request)
@@ -92,18 +92,18 @@ class Endpoints:
         self,
         request: web.Request,
         live: LiveSession,
-        turn: Turn,
+        running: Running,
         events: Callable[[dict[str, Any]], Iterable[bytes]],
     ) -> web.StreamResponse:
         stream = EventStream(request, self._keepalive_s)
         try:
             async with stream.kept_alive():
-                reply = await self._chat.finish(live, turn)
+                reply = await self._chat.finish(live, running)
             return await stream.finish(events(reply))
         except SessionRefused as refusal:
             if not stream.started:
                 raise
-            self._count_refusal(request, refusal.status, engine=refusal.engine)
+            self._count_refusal(request, refusal)
             status, message, code = refusal.status, refusal.message, refusal.code
         except Exception:
             if not stream.started:
@@ -124,6 +124,11 @@ class Endpoints:
 
     async def _responses(self, request: web.Request) -> web.Response:
         raise SessionRefused(404, "v1/responses is not served; use v1/chat/completions")
+
+
+async def _sent(request: web.Request) -> Sent:
+    """What the request is known by when it comes again; its body has been read before."""
+    return Sent.of(request.path, await request.read(), request.headers)
 
 
 def speaks_anthropic(request: web.Request) -> bool:

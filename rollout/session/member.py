@@ -7,7 +7,6 @@ inherits. The driver's token comes in the environment, where no process list sho
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import sys
@@ -45,7 +44,6 @@ def read_member(text: str, token: str | None) -> tuple[ServerOptions, Place, int
 
 def main() -> int:
     """Serve until told to end; 2 for bad input, with one line on stderr."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         options, place, fd = read_member(sys.argv[1], os.environ.get(TOKEN_VARIABLE))
         serve(options, place=place, bound=socket.socket(fileno=fd))

@@ -11,11 +11,12 @@ from rollout.session.tape import Exchange, Tape
 
 def record_tape(session_id: str, settings: SessionSettings, nodes: Sequence[Node], refused: dict[str, int]) -> Tape:
     """The tape of nodes in commit order; semantics in rollout.session.tape."""
-    exchanges = [_exchange(node, nodes[place - 1] if place else None) for place, node in enumerate(nodes)]
+    exchanges = [record_exchange(node, nodes[place - 1] if place else None) for place, node in enumerate(nodes)]
     return Tape(session_id=session_id, settings=settings, exchanges=exchanges, refused=dict(refused))
 
 
-def _exchange(node: Node, before: Node | None) -> Exchange:
+def record_exchange(node: Node, before: Node | None) -> Exchange:
+    """A node as an exchange; `before` is the node that was committed before it."""
     generation = node.generation
     unchanged = (before.tools if before else None) == node.tools
     return Exchange(

@@ -125,6 +125,18 @@ def read_pins(pins: Mapping[str, Any], *, vocabulary: int) -> dict[str, Any]:
     return read_sampling(pins, vocabulary=vocabulary, where="sampling.")
 
 
+def read_session_seed(seed: str | None) -> bytes | None:
+    """A session's own seed.
+
+    Raises:
+        SessionRefused: 400, no hex digits.
+    """
+    try:
+        return None if seed is None else bytes.fromhex(seed)
+    except (ValueError, TypeError):
+        raise SessionRefused(400, "seed: want hex digits") from None
+
+
 def read_field(name: str, value: Any, read: Reader, vocabulary: int) -> Any:
     """One value by its reader.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from rollout.engine.client import EngineClient
 from rollout.errors import BadInput, PortInUse
 from rollout.process import say_ready
 from rollout.session.app import SessionServer
+from rollout.session.events import EventLog
 from rollout.session.options import ServerOptions, read_options
 from rollout.session.routing import Place, Router
 from rollout.tito.renderer import Tito
@@ -69,14 +69,17 @@ def serve(
         announce: gets the bound port; the default writes the ready line of rollout.process.
 
     Raises:
-        BadConfig: an unknown renderer.
+        BadConfig: an unknown renderer, or a journal's folder that cannot be had.
         BadCheckpoint: no tokenizer there.
         PortInUse: the port is taken.
     """
+    events = EventLog(options.log_format)
+    events.take_logging()
     tito = Tito(Tokenizer(options.tokenizer), options.renderer)
 
     async def main() -> None:
-        server = SessionServer(EngineClient(options.engine), tito, options)
+        server = SessionServer(EngineClient(options.engine), tito, options, events=events)
+        server.restore()
         app = server.app()
         if place is not None:
             server.new_session_id = place.new_session_id
@@ -89,7 +92,6 @@ def serve(
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and serve; 2 for bad input."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         serve(read_options(argv, about=__doc__))
     except BadInput as error:

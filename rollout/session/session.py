@@ -7,6 +7,7 @@ methods are synchronous, so under asyncio each is one step; generations run betw
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any
@@ -26,7 +27,7 @@ from rollout.session.recording import record_tape
 from rollout.session.replayed import Replayed
 from rollout.session.reply import assistant_message, completion
 from rollout.session.request import ChatRequest, read_request
-from rollout.session.sampling import read_pins
+from rollout.session.sampling import read_pins, read_session_seed
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import Tape
 from rollout.session.turn import Turn
@@ -60,7 +61,11 @@ def open_session(
 
 
 class Session:
-    """A conversation under one version's rules. `nodes` are its generations in commit order."""
+    """A conversation under one version's rules. `nodes` are its generations in commit order.
+
+    `keep` gets each new node before it is one of them; what it raises leaves the session as it was, and
+    the turn to be released.
+    """
 
     def __init__(self, settings: SessionSettings, tito: Tito, session_id: str, context_length: int | None) -> None:
         """Use `open_session`, which checks the settings."""
@@ -69,10 +74,11 @@ class Session:
         self.nodes: list[Node] = []
         self.line: list[Node] = []
         self.roots: list[Node] = []
+        self.keep: Callable[[Node], None] | None = None
         self._tito = tito
         self._matcher = find_matcher(settings.matcher)
         self._pins = read_pins(settings.sampling, vocabulary=tito.vocabulary)
-        self._seed = _seed_bytes(settings.seed)
+        self._seed = read_session_seed(settings.seed)
         usable = None if context_length is None else context_length - 1
         limits = [limit for limit in (settings.max_seq_len, usable) if limit is not None]
         self._max_tokens = min(limits) if limits else None
@@ -147,11 +153,11 @@ class Session:
         message = assistant_message(parsed, generation, prompt_digest)
         model = turn.request.model
         reply = completion(message, generation, n_prompt=turn.n_prompt, model=model, rid=rid, committed_at=committed_at)
-        self._running.discard(turn)
         turn.recorded = self.settings.version == "v2" or turn.seen == len(self.nodes)
         if turn.recorded:
             self._attach(self._node(turn, generation, message, committed_at, rid))
             self._prompts[prompt_digest] += 1
+        self._running.discard(turn)
         return reply
 
     def release(self, turn: Turn) -> None:
@@ -282,6 +288,8 @@ class Session:
         )
 
     def _attach(self, node: Node) -> None:
+        if self.keep is not None:
+            self.keep(node)
         self.nodes.append(node)
         siblings = node.parent.children if node.parent else self.roots
         siblings.append(node)
@@ -290,10 +298,3 @@ class Session:
             for dropped in self.line[keep:]:
                 dropped.rolled_back = True
             self.line[keep:] = [node]
-
-
-def _seed_bytes(seed: str | None) -> bytes | None:
-    try:
-        return None if seed is None else bytes.fromhex(seed)
-    except (ValueError, TypeError):
-        raise SessionRefused(400, "seed: want hex digits") from None

@@ -100,13 +100,18 @@ def tape_to_table(tape: Tape, outcome: dict[str, Any] | None = None) -> pa.Table
     Args:
         outcome: what the driver adds to the session's row (rollout.outcome.Outcome.to_json).
     """
-    session = {"settings": tape.settings.to_json(), "refused": tape.refused, "outcome": outcome}
-    rows: list[dict[str, Any]] = [{"session_id": tape.session_id, "seq": -1, "session": dump_json(session)}]
-    rows.extend(_exchange_row(tape.session_id, exchange) for exchange in tape.exchanges)
+    rows = [session_row(tape, outcome), *(exchange_row(tape.session_id, exchange) for exchange in tape.exchanges)]
     return pa.Table.from_pylist(rows, schema=TAPE_SCHEMA)
 
 
-def _exchange_row(session_id: str, exchange: Exchange) -> dict[str, Any]:
+def session_row(tape: Tape, outcome: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The session's own row (seq -1); columns that are not there are null."""
+    session = {"settings": tape.settings.to_json(), "refused": tape.refused, "outcome": outcome}
+    return {"session_id": tape.session_id, "seq": -1, "session": dump_json(session)}
+
+
+def exchange_row(session_id: str, exchange: Exchange) -> dict[str, Any]:
+    """The row of one exchange."""
     row = {name: getattr(exchange, name) for name in _PLAIN}
     row |= {name: None if getattr(exchange, name) is None else dump_json(getattr(exchange, name)) for name in _JSON}
     row["respelled"] = dump_json({str(k): v for k, v in exchange.respelled.items()}) if exchange.respelled else None

@@ -124,7 +124,7 @@ async def _roll_out(marks: Marks, options: dict[str, Any], folder: Path) -> list
     from rollout.batch.plan import make_plan, shard_inputs
     from rollout.batch.prepare import model_digest, model_directory
     from rollout.batch.prompts import parse_prompts, prompt_bytes
-    from rollout.batch.shard import session_server
+    from rollout.batch.sessions import session_server
     from rollout.config import make_config
     from rollout.engine.embedded import start_embedded
     from rollout.generate import RunContext, generate

@@ -29,7 +29,8 @@ from rollout.agents.contract import load_agents
 from rollout.batch.plan import make_plan, shard_inputs
 from rollout.batch.prepare import model_digest
 from rollout.batch.prompts import parse_prompts, prompt_bytes
-from rollout.batch.shard import run_shard, session_server
+from rollout.batch.sessions import session_server
+from rollout.batch.shard import run_shard
 from rollout.config import make_config
 from rollout.engine.embedded import start_embedded
 from rollout.engine.tiny import CHECKPOINT

@@ -12,7 +12,7 @@ from installing import install
 
 from rollout.agents.contract import Agent
 from rollout.agents.openai_client import openai_client
-from rollout.batch.shard import session_server
+from rollout.batch.sessions import session_server
 from rollout.config import make_config
 from rollout.engine.embedded import start_embedded
 from rollout.engine.tiny import CHECKPOINT

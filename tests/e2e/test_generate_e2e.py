@@ -11,7 +11,8 @@ import pytest
 import rollout.batch
 from rollout.agents.contract import Agent, load_agents
 from rollout.agents.openai_client import openai_client
-from rollout.batch.shard import run_shard, session_server
+from rollout.batch.sessions import session_server
+from rollout.batch.shard import run_shard
 from rollout.columns import BatchStamp, table_to_samples
 from rollout.config import make_config
 from rollout.engine.embedded import start_embedded

@@ -11,7 +11,8 @@ import pytest
 import rollout.batch
 from rollout.agents.contract import load_agents
 from rollout.agents.reference_case import FIRST, INPUTS, SECOND, reference_inputs
-from rollout.batch.shard import run_shard, session_server
+from rollout.batch.sessions import session_server
+from rollout.batch.shard import run_shard
 from rollout.columns import BatchStamp
 from rollout.config import make_config
 from rollout.engine.embedded import start_embedded

@@ -55,10 +55,21 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(rollout: Rollout) -> AsyncIterator[Fleet]:
+    async for made in running(rollout):
+        yield made
+
+
+@pytest.fixture
+async def journaled(rollout: Rollout) -> AsyncIterator[Fleet]:
+    async for made in running(rollout, "--journal", "journal"):
+        yield made
+
+
+async def running(rollout: Rollout, *more: object) -> AsyncIterator[Fleet]:
     engine = FaultyEngine([*TITO.tokenizer.encode("ok"), END])
     rollout.environment = {"SESSION_TOKEN": TOKEN}
     async with served(engine.app()) as url, aiohttp.ClientSession() as http:
-        options = ("--engine", url, "--tokenizer", CHECKPOINT, "--keepalive-s", 0.1, "--max-sessions", 12)
+        options = ("--engine", url, "--tokenizer", CHECKPOINT, "--keepalive-s", 0.1, "--max-sessions", 12, *more)
         run = rollout.start(
             "session", "serve", *options, "--processes", 3, "--driver-token-env", "SESSION_TOKEN", "--json"
         )
@@ -192,6 +203,20 @@ async def test_a_killed_process_comes_back_and_the_others_do_not_notice(fleet: F
         await asyncio.sleep(0.05)
     assert 404 == (await stage.ask("GET", f"/sessions/{opened[1]['session_id']}"))[0], "its sessions went with it"
     assert {0: 1, 1: 1, 2: 1} == Counter(int(one["session_id"][:2]) for one in await open_many(stage, 3))
+
+
+async def test_with_a_journal_a_killed_process_goes_on_with_its_sessions(journaled: Fleet) -> None:
+    stage = journaled.stages[0]
+    one = (await open_many(stage, 2))[1]
+    session = f"/sessions/{one['session_id']}"
+    _, first, _ = await stage.chat(session, user("a"), key=one["session_key"])
+    os.kill(journaled.pid(1), signal.SIGKILL)
+    end = time.monotonic() + 60
+    while not await journaled.answers(1) and time.monotonic() < end:
+        await asyncio.sleep(0.05)
+    history = [user("a"), first["choices"][0]["message"], user("b")]
+    assert 200 == (await stage.chat(session, *history, key=one["session_key"]))[0]
+    assert 2 == await stage.n_turns(session)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import TOOLS, Conversation, play, tiny_tito, user
+from session_dump import dump, tape_bytes
 from strategies import conversations
 
 from rollout.errors import SessionRefused
-from rollout.session.session import Session
 from rollout.session.tape import ClientSide, table_to_tape, tape_to_table
 from rollout.session.views import records_view
 
 TITO = tiny_tito()
 VERSIONS = ("v1", "v2")
-
-
-def dump(session: Session) -> bytes:
-    """All that a session holds, as bytes: nodes with every field, order, running turns, and what clients see.
-
-    Without what a node remembers of comparisons to save time: that changes no answer.
-    """
-    state = dict(vars(session))
-    state["_tito"] = state["_matcher"] = None
-    state["_running"] = sorted(id(turn) for turn in state["_running"])
-    state["_prompts"] = sorted(item for item in state["_prompts"].items() if item[1])
-    nodes = [
-        {
-            name: _plain(getattr(node, name))
-            for name in node.__dataclass_fields__
-            if name not in ("parent", "children", "digest", "generation", "granted", "lax")
-        }
-        | {"parent": node.parent.seq if node.parent else None, "children": [c.seq for c in node.children]}
-        | {"digest": node.digest.hexdigest()}
-        | {name: _plain(getattr(node.generation, name)) for name in node.generation.__dataclass_fields__}
-        for node in session.nodes
-    ]
-    state |= {name: [node.seq for node in state[name]] for name in ("nodes", "line", "roots")}
-    view = (records_view(session.active_path()), session.metadata())
-    return pickle.dumps((nodes, state, view, _tape_bytes(session)))
-
-
-def _plain(value: Any) -> Any:
-    return value.tobytes() if hasattr(value, "tobytes") else value
-
-
-def _tape_bytes(session: Session) -> bytes:
-    table = tape_to_table(session.tape())
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
 
 
 _bad = st.sampled_from(
@@ -118,7 +79,7 @@ def test_a_tape_keeps_every_bit_and_gives_back_every_body(version: str, steps: l
         assert exchange.appended_ids_P.tobytes() == turn.appended_ids_P.tobytes()
         reply = again.session.commit(turn, node.generation, committed_at=exchange.committed_at, rid=exchange.rid)
         client.answered(exchange.seq, reply["choices"][0]["message"])
-    assert _tape_bytes(talk.session) == _tape_bytes(again.session)
+    assert tape_bytes(talk.session) == tape_bytes(again.session)
     assert talk.session.metadata() == again.session.metadata()
 
 

@@ -1,0 +1,117 @@
+"""The worker's own session server: a child process that is started again from its journal when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from rollout import process
+from rollout.agents.openai_client import close_connections
+from rollout.config import BatchConfig
+from rollout.process import Child, ChildFailed
+from rollout.session.client import SessionClient
+from rollout.session.journal import remove_left
+from rollout.session.options import IDLE_S
+
+log = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "ROLLOUT_DRIVER_TOKEN"
+"""Environment variable in which the session server finds the driver's token."""
+MAX_RESTARTS = 3
+"""Restarts in a row: each of a server that lived for less than STEADY_S."""
+STEADY_S = 60.0
+PATIENCE_S = 30.0
+"""Seconds for which the driver's client tries again to reach a server that is being restarted."""
+_WATCH_S = 0.1
+_JOURNAL = "sessions-"
+"""How a journal's folder begins, beside the server's log."""
+
+
+@asynccontextmanager
+async def session_server(
+    engine_url: str, tokenizer: Path, config: BatchConfig, *, log: Path
+) -> AsyncIterator[SessionClient]:
+    """The worker's own session server, a child process on loopback, and the driver's client of it.
+
+    Only this client and the sessions' own keys are let in: the driver's token is made up here. A server
+    that dies is started again on its port, with the sessions of its journal. The journal is beside `log`,
+    and goes with the server; those of workers that were killed are removed.
+
+    Raises:
+        ChildFailed: it did not start; the message has the last lines of `log`.
+    """
+    token = secrets.token_hex(16)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    remove_left(log.parent, _JOURNAL)
+    journal = Path(tempfile.mkdtemp(prefix=_JOURNAL, dir=log.parent))
+    argv = [sys.executable, "-m", "rollout.session.server", "--engine", engine_url, "--tokenizer", str(tokenizer)]
+    argv += ["--renderer", config.renderer, "--driver-token-env", TOKEN_VARIABLE, "--journal", str(journal)]
+    # An agent may be silent for as long as its rollout may last.
+    argv += ["--idle-s", str(max(IDLE_S, 2 * config.rollout_timeout_s))]
+    argv += ["--enable-thinking"] if config.enable_thinking else []
+    try:
+        keeper = _Keeper(argv, log, {TOKEN_VARIABLE: token})
+        child = await keeper.start()
+        try:
+            async with SessionClient(child.url, driver_token=token, patience_s=PATIENCE_S) as client:
+                watching = asyncio.create_task(keeper.watch(client))
+                try:
+                    yield client
+                finally:
+                    watching.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await watching
+        finally:
+            await close_connections()
+            await keeper.stop()
+    finally:
+        await asyncio.to_thread(shutil.rmtree, journal, ignore_errors=True)
+
+
+class _Keeper:
+    """Keeps one server alive. Everything in one thread: a child is bound to the life of the one that forks it."""
+
+    def __init__(self, argv: list[str], log: Path, environment: dict[str, str]) -> None:
+        self._argv, self._log, self._environment = argv, log, environment
+        self._child: Child | None = None
+        self._started_at = 0.0
+
+    async def start(self) -> Child:
+        """Start the server, after the first time on the port that it had."""
+        port = [] if self._child is None else ["--port", str(self._child.facts["port"])]
+        child = await process.start([*self._argv, *port], log=self._log, env=self._environment)
+        self._child, self._started_at = child, time.monotonic()
+        return child
+
+    async def watch(self, client: SessionClient) -> None:
+        """Start the server again whenever it has died, until it does so too often in a row; `client` gives up then."""
+        assert self._child is not None
+        restarts = 0
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if self._child.alive():
+                continue
+            restarts = 1 if time.monotonic() - self._started_at > STEADY_S else restarts + 1
+            code = self._child.process.returncode
+            if restarts > MAX_RESTARTS:
+                log.error("the session server died again (%s), for the last time; see %s", code, self._log)
+                client.patience_s = 0.0
+                return
+            log.warning("the session server died (%s) and is started again from its journal", code)
+            await asyncio.to_thread(self._child.stop)
+            try:
+                await self.start()
+            except ChildFailed as error:
+                log.error("%s", error)
+
+    async def stop(self) -> None:
+        if self._child is not None:
+            await asyncio.to_thread(self._child.stop)
