@@ -24,6 +24,7 @@ from sdk_clients import ask_chat, ask_message, chat_client, messages_client
 from session_stage import END, TITO, Stage, failing
 
 from rollout.engine.tiny import CHECKPOINT
+from rollout.process import Child
 from rollout.session.client import SessionClient
 from rollout.session.fleet import bind_range
 
@@ -77,7 +78,8 @@ async def running(rollout: Rollout, *more: object) -> AsyncIterator[Fleet]:
         try:
             ready = json.loads(await asyncio.to_thread(run.process.stdout.readline))
             assert (3, ready["urls"][0]) == (len(ready["urls"]), ready["url"])
-            yield Fleet(run, [Stage(one, engine, http, TOKEN) for one in ready["urls"]])
+            child = Child(process=run.process, facts=ready, log=rollout.cwd)
+            yield Fleet(run, [Stage(one, engine, http, TOKEN, [], child) for one in ready["urls"]])
         finally:
             if run.process.poll() is None:
                 await asyncio.to_thread(run.end, signal.SIGTERM)
