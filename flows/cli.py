@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from flows.options import cli_parameters, given_options
+from flows.session_cli import session
 from rollout import __version__
 from rollout.errors import BadInput
 
@@ -18,7 +18,6 @@ from rollout.errors import BadInput
 app = typer.Typer(
     name="rollout", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-session = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The session server by itself.")
 app.add_typer(session, name="session")
 
 Lake = Annotated[str, typer.Option(help="Lake: a local path or s3://bucket/prefix.")]
@@ -184,44 +183,6 @@ def doctor(
 
     if diagnose.diagnose(engine_url=engine_url, model=model, renderer=renderer, lake=lake, as_json=as_json):
         raise typer.Exit(1)
-
-
-@session.command()
-def serve(
-    engine: Annotated[str, typer.Option(help="URL of the engine (SGLang's /generate).")],
-    tokenizer: Annotated[Path, typer.Option(help="Checkpoint directory with tokenizer.json.")],
-    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one and says which.")] = 0,
-    renderer: Annotated[str, typer.Option(help="Chat format, by its name in `renderers`.")] = "qwen3",
-    enable_thinking: Annotated[bool, typer.Option(help="Sessions think unless they say otherwise.")] = False,
-    shadow_matcher: Annotated[str | None, typer.Option(help="A matcher to ask beside each session's own.")] = None,
-    max_sessions: Annotated[int, typer.Option(help="Sessions at once, at most.")] = 10_000,
-    keepalive_s: Annotated[float, typer.Option(help="Seconds between comments in a waiting stream.")] = 10.0,
-    idle_s: Annotated[float, typer.Option(help="Seconds until a session that nobody uses expires.")] = 3600.0,
-    journal: Annotated[Path | None, typer.Option(help="Folder to keep every turn in, to go on after a crash.")] = None,
-    log_format: Annotated[str, typer.Option(help="auto (text on a terminal, else json), json or text.")] = "auto",
-    driver_token_env: Annotated[str | None, typer.Option(help="Environment variable with the driver's token.")] = None,
-) -> None:
-    """Serve sessions over HTTP until it is stopped; prints one JSON line with its port when it answers."""
-    from rollout.session.options import ServerOptions, read_token
-    from rollout.session.server import serve as serve_sessions
-
-    options = ServerOptions(
-        engine=engine,
-        tokenizer=tokenizer,
-        host=host,
-        port=port,
-        renderer=renderer,
-        enable_thinking=enable_thinking,
-        shadow_matcher=shadow_matcher,
-        max_sessions=max_sessions,
-        keepalive_s=keepalive_s,
-        idle_s=idle_s,
-        journal=journal,
-        log_format=cast(Any, log_format),
-        driver_token=read_token(driver_token_env),
-    )
-    serve_sessions(options)
 
 
 def main() -> None:

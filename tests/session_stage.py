@@ -33,16 +33,6 @@ class Stage:
     engine: FaultyEngine
     http: aiohttp.ClientSession
     token: str | None
-    argv: list[str]
-    child: Child
-
-    async def kill_and_restart(self) -> None:
-        """kill -9, and the same command on the same port again."""
-        os.kill(self.child.process.pid, signal.SIGKILL)
-        await asyncio.to_thread(self.child.stop)
-        environment = {"SESSION_TOKEN": self.token} if self.token else None
-        argv = [*self.argv, "--port", str(self.child.facts["port"])]
-        self.child = await start(argv, log=self.child.log, env=environment)
 
     async def ask(self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str) -> Any:
         """Status, parsed JSON (or bytes) and headers of one request with the driver's token or `key`."""
@@ -79,7 +69,23 @@ class Stage:
         )
 
 
-async def staged(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator[Stage]:
+@dataclass
+class ProcessStage(Stage):
+    """A server that is a process, which can be killed."""
+
+    argv: list[str]
+    child: Child
+
+    async def kill_and_restart(self) -> None:
+        """kill -9, and the same command on the same port again."""
+        os.kill(self.child.process.pid, signal.SIGKILL)
+        await asyncio.to_thread(self.child.stop)
+        environment = {"SESSION_TOKEN": self.token} if self.token else None
+        argv = [*self.argv, "--port", str(self.child.facts["port"])]
+        self.child = await start(argv, log=self.child.log, env=environment)
+
+
+async def staged(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator[ProcessStage]:
     """A server process with a faulty engine behind it; `more` are its own options. Its log is server.log."""
     engine = FaultyEngine([*TITO.tokenizer.encode("ok"), END])
     runner = web.AppRunner(engine.app(), shutdown_timeout=0.1)
@@ -90,7 +96,7 @@ async def staged(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator
     argv += ["--engine", f"http://127.0.0.1:{runner.addresses[0][1]}"]
     argv += [*more, *(["--driver-token-env", "SESSION_TOKEN"] if token else [])]
     child = await start(argv, log=tmp_path / "server.log", env={"SESSION_TOKEN": token} if token else None)
-    stage = Stage(child.url, engine, aiohttp.ClientSession(), token, argv, child)
+    stage = ProcessStage(child.url, engine, aiohttp.ClientSession(), token, argv, child)
     try:
         async with stage.http:
             yield stage

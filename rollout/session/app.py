@@ -67,6 +67,7 @@ class SessionServer:
         self._keeping = Keeping(journal, self._sessions, self._metrics, self._events)
         self._chat = Chat(engine, self._metrics, tito.vocabulary, events=self._events, used=self._sessions.use)
         self._instance = uuid.uuid4().hex
+        self.new_session_id = new_session_id
         self._model: dict[str, Any] | None = None
         self._endpoints = Endpoints(
             self._sessions,
@@ -167,7 +168,7 @@ class SessionServer:
         context = await self._context_length()
         self._sessions.check_room()
         try:
-            session = open_session(settings, self._tito, new_session_id(), context_length=context)
+            session = open_session(settings, self._tito, self.new_session_id(), context_length=context)
         except UnknownPart as error:
             raise SessionRefused(400, str(error)) from error
         opened = Opened(key=new_key(), opened_at=datetime.now(UTC), context_length=context)

@@ -87,7 +87,8 @@ class SessionClient:
         return OpenedSession(
             session_id=reply["session_id"],
             session_key=reply["session_key"],
-            base_url=f"{self.base_url}/sessions/{reply['session_id']}",
+            # One of several server processes says which of them has it.
+            base_url=reply.get("base_url") or f"{self.base_url}/sessions/{reply['session_id']}",
             instance_id=instance_id,
         )
 

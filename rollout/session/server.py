@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
+import socket
 import sys
 from collections.abc import Callable
 
@@ -19,24 +20,29 @@ from rollout.process import say_ready
 from rollout.session.app import SessionServer
 from rollout.session.events import EventLog
 from rollout.session.options import ServerOptions, read_options
+from rollout.session.routing import Place, Router
 from rollout.tito.renderer import Tito
 from rollout.tito.tokenizer import Tokenizer
 
 
-async def run(server: SessionServer, host: str, port: int, *, announce: Callable[[int], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `announce` gets the bound port.
+async def run(
+    app: web.Application, host: str, port: int, *, announce: Callable[[int], None], bound: socket.socket | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT; `announce` gets the bound port. A `bound` socket goes before host and port.
 
     Raises:
         PortInUse: the port is taken.
     """
     # Cancelled handlers are how a chat learns that its client has gone.
-    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        site = web.TCPSite(runner, host, port, backlog=1024)
+        site: web.BaseSite = web.TCPSite(runner, host, port, backlog=1024)
+        if bound is not None:
+            site = web.SockSite(runner, bound, backlog=1024)
         try:
             await site.start()
         except OSError as error:
@@ -49,10 +55,17 @@ async def run(server: SessionServer, host: str, port: int, *, announce: Callable
         await runner.cleanup()
 
 
-def serve(options: ServerOptions, *, announce: Callable[[int], None] | None = None) -> None:
+def serve(
+    options: ServerOptions,
+    *,
+    announce: Callable[[int], None] | None = None,
+    place: Place | None = None,
+    bound: socket.socket | None = None,
+) -> None:
     """Run a session server in this process until it is told to end.
 
     Args:
+        place: as one of a range of servers; `bound` is its socket then.
         announce: gets the bound port; the default writes the ready line of rollout.process.
 
     Raises:
@@ -67,7 +80,12 @@ def serve(options: ServerOptions, *, announce: Callable[[int], None] | None = No
     async def main() -> None:
         server = SessionServer(EngineClient(options.engine), tito, options, events=events)
         server.restore()
-        await run(server, options.host, options.port, announce=announce or (lambda bound: say_ready(port=bound)))
+        app = server.app()
+        if place is not None:
+            server.new_session_id = place.new_session_id
+            Router(place).install(app)
+        told = announce or (lambda port: say_ready(port=port))
+        await run(app, options.host, options.port, announce=told, bound=bound)
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""`rollout session serve` serves until it is stopped, and says on which port."""
+"""`rollout session serve` serves until it is stopped, and says where."""
 
 import json
 import signal
@@ -9,11 +9,14 @@ from command import Rollout
 from rollout.engine.tiny import CHECKPOINT
 
 
-def test_the_session_server_says_its_port_answers_and_ends(rollout: Rollout):
-    run = rollout.start("session", "serve", "--engine", "http://127.0.0.1:9", "--tokenizer", CHECKPOINT)
-    assert run.process.stdout is not None
-    ready = json.loads(run.process.stdout.readline())
-    with urlopen(f"http://127.0.0.1:{ready['port']}/health", timeout=10) as reply:
-        assert 200 == reply.status
-    assert 0 == run.end(signal.SIGTERM)
-    assert [] == run.left_over()
+def test_the_session_server_says_where_it_is_answers_and_ends(rollout: Rollout):
+    for as_json in (True, False):
+        options = ("--engine", "http://127.0.0.1:9", "--tokenizer", CHECKPOINT, *(["--json"] if as_json else []))
+        run = rollout.start("session", "serve", *options)
+        assert run.process.stdout is not None
+        line = run.process.stdout.readline()
+        url = json.loads(line)["url"] if as_json else line.removeprefix("sessions are served at ").strip()
+        with urlopen(f"{url}/health", timeout=10) as reply:
+            assert 200 == reply.status
+        assert 0 == run.end(signal.SIGTERM)
+        assert [] == run.left_over()

@@ -12,13 +12,13 @@ import pytest
 from aiohttp import web
 from faulty_engine import wait_until
 from scripted import user
-from session_stage import Stage, staged
+from session_stage import ProcessStage, staged
 
 TOKEN = "driver-secret"
 SECRET = "what-the-user-said"
 
 
-async def everything(stage: Stage, session: str) -> list[Any]:
+async def everything(stage: ProcessStage, session: str) -> list[Any]:
     """All that the driver can read of a session."""
     paths = (("GET", session), ("GET", f"{session}/tape"), ("POST", f"{session}/samples"))
     return [(await stage.ask(method, path))[:2] for method, path in paths]
