@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from rollout.engine.generation import Generation
-from rollout.errors import SessionRefused
+from rollout.errors import BadConfig, SessionRefused
 from rollout.session import linear, tree
 from rollout.session.collecting import SamplesReply, collect
+from rollout.session.drift import PathDrift
 from rollout.session.finishing import find_finisher
 from rollout.session.matching import find_matcher
 from rollout.session.node import Message, Node, ids_bytes, path_to, start_digest
@@ -56,6 +57,11 @@ def open_session(
         raise SessionRefused(400, f"version: {settings.version!r} is not v1 or v2")
     if settings.control_text not in CONTROL_TEXT_SETTINGS:
         raise SessionRefused(400, f"control_text: want one of {', '.join(CONTROL_TEXT_SETTINGS)}")
+    if settings.control_text == "plain":
+        try:
+            tito.check_plain()
+        except BadConfig as error:
+            raise SessionRefused(400, f"control_text: {error}") from error
     return Session(settings, tito, session_id, context_length)
 
 
@@ -70,6 +76,7 @@ class Session:
         self.line: list[Node] = []
         self.roots: list[Node] = []
         self._tito = tito
+        self._drift = PathDrift(tito, settings)
         self._matcher = find_matcher(settings.matcher)
         self._pins = read_pins(settings.sampling, vocabulary=tito.vocabulary)
         self._seed = _seed_bytes(settings.seed)
@@ -158,19 +165,25 @@ class Session:
         """Forget a turn whose generation failed or was cancelled."""
         self._running.discard(turn)
 
-    def samples(self, *, max_seq_len: int | None = None, metadata: dict[str, Any] | None = None) -> SamplesReply:
+    def samples(
+        self, *, max_seq_len: int | None = None, metadata: dict[str, Any] | None = None, drift: bool = True
+    ) -> SamplesReply:
         """The session's samples: one in v1, one per picked leaf in v2, the main one first.
 
         Args:
             max_seq_len: cut each at so many ids.
             metadata: an agent's, laid over each sample's in v2; its `reward` becomes their reward.
+            drift: compare each path with its template; a replay that wants the payload alone need not.
 
         Raises:
             SessionRefused: 422, a picker or finisher failed.
         """
         agent = metadata if self.settings.version == "v2" else None
-        view = metadata_view(self.active_path(), self._tree(), agent)
-        return collect(self.nodes, self.line, self._tito, self.settings, view, max_seq_len=max_seq_len, agent=agent)
+        compared = self._drift if drift else None
+        view = metadata_view(self.active_path(), self._tree(), agent, compared)
+        return collect(
+            self.nodes, self.line, self._tito, self.settings, view, max_seq_len=max_seq_len, agent=agent, drift=compared
+        )
 
     def tape(self, *, refused: dict[str, int] | None = None) -> Tape:
         """Every committed exchange in commit order; `refused` counts what was not, by HTTP status."""
@@ -184,7 +197,7 @@ class Session:
 
     def metadata(self) -> dict[str, Any]:
         """Session metadata, the same in GET and beside samples."""
-        return metadata_view(self.active_path(), self._tree(), None)
+        return metadata_view(self.active_path(), self._tree(), None, self._drift)
 
     def _tree(self) -> list[Node] | None:
         return self.nodes if self.settings.version == "v2" else None

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
+from rollout.session.drift import PathDrift
 from rollout.session.node import Message, Node, tokens_of
 from rollout.session.reply import completion
 from rollout.session.tree import leaves
@@ -14,12 +15,17 @@ MAX_TRIM_TOKENS = 0
 """Tokens that assembly may trim between turns: none here; agents of the reference look for the key."""
 
 
-def metadata_view(path: Sequence[Node], forest: Sequence[Node] | None, agent: dict[str, Any] | None) -> dict[str, Any]:
-    """Session metadata: the active path's ids, v2's tree, and an agent's own where it gave some."""
+def metadata_view(
+    path: Sequence[Node], forest: Sequence[Node] | None, agent: dict[str, Any] | None, drift: PathDrift | None
+) -> dict[str, Any]:
+    """Session metadata: the active path's ids and drift, v2's tree, and an agent's own where it gave some."""
     view: dict[str, Any] = {
         "accumulated_token_ids": tokens_of(list(path)).tolist(),
         "max_trim_tokens": MAX_TRIM_TOKENS,
     }
+    mismatch = drift.of(path) if drift is not None else None
+    if mismatch is not None:
+        view["tito_session_mismatch"] = mismatch
     if forest is not None:
         view["tree"] = {"nodes": [_node_row(node) for node in forest], "leaves": _leaf_rows(forest)}
     if agent is not None:
