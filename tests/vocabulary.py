@@ -15,7 +15,7 @@ import tempfile
 import time
 import zipfile
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -213,13 +213,13 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@lru_cache(maxsize=None)
+@cache
 def vocabulary(name: str) -> Tokenizer:
     """One of VOCABULARIES, read once per process."""
     return Tokenizer(fetch(name))
 
 
-@lru_cache(maxsize=None)
+@cache
 def family(name: str) -> Tito:
     """A family's own vocabulary and chat format."""
     return Tito(vocabulary(FAMILIES[name]), name)

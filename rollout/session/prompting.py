@@ -129,11 +129,12 @@ class _LazyHistory(Sequence[Message]):
 def _check_roles(appended: Sequence[Message], start: int, tito: Tito, settings: SessionSettings) -> None:
     for place, message in enumerate(appended, start):
         role = message["role"]
-        if not tito.drops_role(role):
+        if tito.appends_role(role) if start else not tito.drops_role(role):
             continue
         if settings.version == "v1":
-            allowed = "{" + ", ".join(map(repr, tito.roles())) + "}"
+            allowed = "{" + ", ".join(map(repr, tito.roles(appended=bool(start)))) + "}"
             raise SessionRefused(
                 400, f"appended message at index {place} has role={role!r}, allowed={allowed}{_ROLE_SUFFIX}"
             )
-        raise SessionRefused(400, f"appended message role={role!r} not allowed (allowed={tito.roles()}){_ROLE_SUFFIX}")
+        allowed = str(tito.roles(appended=bool(start)))
+        raise SessionRefused(400, f"appended message role={role!r} not allowed (allowed={allowed}){_ROLE_SUFFIX}")

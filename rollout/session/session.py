@@ -20,7 +20,7 @@ from rollout.session.collecting import SamplesReply, collect
 from rollout.session.drift import PathDrift
 from rollout.session.finishing import find_finisher
 from rollout.session.matching import find_matcher
-from rollout.session.node import Message, Node, ids_bytes, path_to, start_digest
+from rollout.session.node import Message, Node, ids_bytes, open_ids_of, path_to, start_digest
 from rollout.session.picking import find_picker
 from rollout.session.prompting import Prompt, make_prompt
 from rollout.session.recording import record_tape
@@ -140,9 +140,8 @@ class Session:
         In v1 a turn that another one overtook is answered and not recorded (`turn.recorded`).
         """
         prompt_digest = turn.digest.digest()
-        open_ids = turn.appended_ids_P[len(turn.appended_ids_P) - turn.open_length :].tolist()
         parsed = self._tito.parse(
-            open_ids,
+            open_ids_of(turn.appended_ids_P, turn.open_length),
             generation.output_ids_O.tolist(),
             tools=turn.request.tools,
             stopped=generation.finish == "stop",

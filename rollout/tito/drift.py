@@ -145,11 +145,11 @@ def find_drift(
     spelling = Spelling(tito.tokenizer, marked=marked)
     renderer = build_renderer(tito.name, spelling, tito.fields(thinking, template))
     render = partial(renderer.render, tools=cast(Any, tools))
-    expected, behind = expected_ids(render, renderer.render, prepared(messages), generated)
-    closes = frozenset(tito.stop_token_ids) if cut else frozenset[int]()
+    stops = frozenset(tito.stop_token_ids)
+    expected, behind = expected_ids(render, renderer.render, prepared(messages), generated, stops)
     trailing = spelling.decode(behind.tolist())
     sides = (spelling.segments(ids.astype(np.int64)) for ids in (expected, actual_ids))
-    want, got = (strip_tail(side, trailing, closes) for side in sides)
+    want, got = (strip_tail(side, trailing, stops if cut else frozenset()) for side in sides)
     return compare(want, got, tito.assistant_start)
 
 
@@ -158,6 +158,7 @@ def expected_ids(
     render_alone: Callable[[list[Any]], RenderedTokens],
     messages: list[Any],
     generated: Iterable[int],
+    stops: frozenset[int],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids that the template has for a conversation, and those of them that stand behind its last turn's end.
 
@@ -167,15 +168,16 @@ def expected_ids(
         generated: places of the messages that were sampled here.
     """
     whole = render(messages)
-    ends = _turns(whole)
+    ends = _turns(whole, stops)
     ids = np.array(whole.token_ids, np.int64)
     parts, done = [], 0
     for place in generated:
         if place not in ends or place == len(messages) - 1:
             continue
         start, close = ends[place]
-        alone = render_alone([{"role": "user", "content": "x"}, messages[place]])
-        found = _turns(alone).get(1)
+        context = _context(messages, place)
+        alone = render_alone([*context, messages[place]])
+        found = _turns(alone, stops).get(len(context))
         if found is None:
             continue
         parts += [ids[done:start], np.array(alone.token_ids[found[0] : found[1] + 1], np.int64)]
@@ -185,18 +187,27 @@ def expected_ids(
     return np.concatenate([*parts, ids[done:end]]), ids[end:]
 
 
-def _turns(rendered: RenderedTokens) -> dict[int, tuple[int, int]]:
-    """By message that has ids a model would sample: its first place, and that of the last such id."""
-    found: dict[int, tuple[int, int]] = {}
-    if not len(rendered.message_indices) == len(rendered.sampled_mask) == len(rendered.token_ids):
-        return found
-    indices = np.array(rendered.message_indices)
+def _context(messages: list[Any], place: int) -> list[Any]:
+    """Messages that a template must see before a turn: a question, or a call and its results."""
+    start = place - 1
+    while start >= 0 and messages[start]["role"] == "tool":
+        start -= 1
+    question = {"role": "user", "content": "x"}
+    return [question] if start == place - 1 or start < 0 else [question, *messages[start:place]]
+
+
+def _turns(rendered: RenderedTokens, stops: frozenset[int]) -> dict[int, tuple[int, int]]:
+    """By message: its first place, and that of its last id that a model would sample (as in `end_of`)."""
+    if len(rendered.message_indices) != len(rendered.token_ids):
+        return {}
+    indices = np.array(rendered.message_indices, np.int64)
     sampled = np.array(rendered.sampled_mask, bool)
-    for place, message in zip(np.flatnonzero(sampled).tolist(), indices[sampled].tolist(), strict=True):
-        found[message] = (found[message][0], place) if message in found else (-1, place)
+    if len(sampled) != len(indices):
+        sampled = np.isin(rendered.token_ids, list(stops))
     messages, firsts = np.unique(indices, return_index=True)
     starts = dict(zip(messages.tolist(), firsts.tolist(), strict=True))
-    return {message: (starts[message], close) for message, (_, close) in found.items()}
+    closes = dict(zip(indices[sampled].tolist(), np.flatnonzero(sampled).tolist(), strict=True))  # the last one stays
+    return {message: (starts[message], close) for message, close in closes.items()}
 
 
 def strip_tail(segments: list[Segment], trailing: str, closes: frozenset[int]) -> list[Segment]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from renderers.base import RenderedTokens
 
 
@@ -14,17 +16,19 @@ def open_length_of(rendered: RenderedTokens) -> int:
     return len(indices)
 
 
-def end_of(rendered: RenderedTokens, message: int) -> tuple[int, int] | None:
+def end_of(rendered: RenderedTokens, message: int, stop_ids: Container[int]) -> tuple[int, int] | None:
     """Where a rendered assistant message ends: the place of its close token, and the end of all its ids.
 
-    The close token is its last id that a model would sample; what follows is the template's.
+    The close token is its last id that a model would sample; what follows is the template's. A renderer
+    that does not say what a model would sample is taken to mean the family's stop tokens.
     """
-    if not len(rendered.message_indices) == len(rendered.sampled_mask) == len(rendered.token_ids):
+    indices, mask = rendered.message_indices, rendered.sampled_mask
+    if len(indices) != len(rendered.token_ids):
         return None
     end = None
-    for place in range(len(rendered.token_ids) - 1, -1, -1):
-        if rendered.message_indices[place] == message:
+    for place in range(len(indices) - 1, -1, -1):
+        if indices[place] == message:
             end = end or place + 1
-            if rendered.sampled_mask[place]:
+            if mask[place] if len(mask) == len(indices) else rendered.token_ids[place] in stop_ids:
                 return place, end
     return None

@@ -70,6 +70,7 @@ class Tito:
         except Exception as error:
             raise BadConfig(f"renderer {renderer!r} cannot be used with {tokenizer.name_or_path}: {error}") from error
         self._drops = lru_cache(maxsize=64)(self._probe)
+        self._hoists = lru_cache(maxsize=64)(self._probe_behind)
 
     def _build(self, template: bytes, marked: bool) -> Renderer:
         return build_renderer(self.name, self.tokenizer.marked if marked else self.tokenizer, orjson.loads(template))
@@ -112,9 +113,17 @@ class Tito:
         start = self.decode(opened.ids[len(opened.ids) - opened.open_length :])
         return re.split("</?think>", start, maxsplit=1)[0]
 
-    def roles(self) -> list[str]:
-        """The roles, of those that clients use, whose text reaches the prompt; sorted."""
-        return [role for role in KNOWN_ROLES if not self.drops_role(role)]
+    def appends_role(self, role: str) -> bool:
+        """Whether a message of this role that comes behind a kept turn is rendered behind it, too.
+
+        Some templates gather all system messages at the front: there a kept turn stands before them.
+        """
+        return not self.drops_role(role) and not self._hoists(role)
+
+    def roles(self, *, appended: bool = False) -> list[str]:
+        """Roles that the renderer knows, or those that it renders behind a kept turn, sorted."""
+        known = self.appends_role if appended else lambda role: not self.drops_role(role)
+        return [role for role in KNOWN_ROLES if known(role)]
 
     def _probe(self, role: str) -> bool:
         renderer = self._renderer(False, None)
@@ -124,6 +133,16 @@ class Tito:
         except _RENDER_ERRORS:
             return False  # it speaks up: the real request gets its words
         return _PROBE not in self.decode(rendered.token_ids)
+
+    def _probe_behind(self, role: str) -> bool:
+        turn: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "kept turn"}]
+        message: Message = {"role": role, "content": _PROBE}
+        try:
+            rendered = self._renderer(False, None).render([*turn, message, turn[0]], add_generation_prompt=True)
+        except _RENDER_ERRORS:
+            return False
+        text = self.decode(rendered.token_ids)
+        return text.find(_PROBE) < text.find("kept turn")
 
     def render(
         self,
@@ -190,7 +209,7 @@ class Tito:
             if bridged is not None:
                 return Rendered(ids=ids, open_length=open_length_of(bridged))
         whole = self._render(renderer, [*history, *new_messages], tools)
-        found = end_of(whole, len(history) - 1)
+        found = end_of(whole, len(history) - 1, self.stop_token_ids)
         if found is None:
             return None
         close, end = found

@@ -27,7 +27,7 @@ def dump(session: Session) -> bytes:
     Without what a node remembers of comparisons to save time: that changes no answer.
     """
     state = dict(vars(session))
-    state["_tito"] = state["_matcher"] = None
+    state["_tito"] = state["_matcher"] = state["_drift"] = None  # the comparator: what it found before
     state["_running"] = sorted(id(turn) for turn in state["_running"])
     state["_prompts"] = sorted(item for item in state["_prompts"].items() if item[1])
     nodes = [
