@@ -43,6 +43,7 @@ class Says:
 def written(tito: Tito, turn: Turn, messages: list[Message], says: Says, *, thinking: bool) -> list[int]:
     """Ids that a model of this family samples: what its template writes of the answer behind the generation prompt."""
     renderer = tito._renderer(thinking, None)
+    messages = [message for message in messages if message["role"] not in ("system", "developer")]
     rendered = renderer.render(prepared([*messages, says.message()]), tools=cast(Any, turn.request.tools))
     places = [place for place, message in enumerate(rendered.message_indices) if message == len(messages)]
     close = max(place for place in places if rendered.token_ids[place] in tito.stop_token_ids)
@@ -50,7 +51,7 @@ def written(tito: Tito, turn: Turn, messages: list[Message], says: Says, *, thin
     opened = tito.decode(turn.appended_ids_P[len(turn.appended_ids_P) - turn.open_length :].tolist())
     if not text.startswith(opened):  # the template attributes the turn's opening to the message before
         thought = f"{says.reasoning or ''}\n</think>\n\n" if opened.rstrip().endswith("<think>") else ""
-        text = opened + thought + text
+        text = opened + thought + text.removeprefix(tito.assistant_start)
     return [*tito.tokenizer.encode(text[len(opened) :]), rendered.token_ids[close]]
 
 

@@ -102,9 +102,9 @@ class Tito:
         except BadCheckpoint as error:
             raise BadConfig(str(error)) from error
 
-    def drops_role(self, role: str) -> bool:
+    def drops_role(self, role: str, *, thinking: bool = False) -> bool:
         """Whether the renderer leaves messages of this role out of the prompt without a word."""
-        return bool(self._drops(role)) if role not in ("assistant", "user") else False
+        return bool(self._drops(role, thinking)) if role not in ("assistant", "user") else False
 
     @cached_property
     def assistant_start(self) -> str:
@@ -113,20 +113,21 @@ class Tito:
         start = self.decode(opened.ids[len(opened.ids) - opened.open_length :])
         return re.split("</?think>", start, maxsplit=1)[0]
 
-    def appends_role(self, role: str) -> bool:
+    def appends_role(self, role: str, *, thinking: bool = False) -> bool:
         """Whether a message of this role that comes behind a kept turn is rendered behind it, too.
 
         Some templates gather all system messages at the front: there a kept turn stands before them.
         """
-        return not self.drops_role(role) and not self._hoists(role)
+        return not self.drops_role(role, thinking=thinking) and not self._hoists(role, thinking)
 
-    def roles(self, *, appended: bool = False) -> list[str]:
+    def roles(self, *, appended: bool = False, thinking: bool = False) -> list[str]:
         """Roles that the renderer knows, or those that it renders behind a kept turn, sorted."""
-        known = self.appends_role if appended else lambda role: not self.drops_role(role)
-        return [role for role in KNOWN_ROLES if known(role)]
+        if appended:
+            return [role for role in KNOWN_ROLES if self.appends_role(role, thinking=thinking)]
+        return [role for role in KNOWN_ROLES if not self.drops_role(role, thinking=thinking)]
 
-    def _probe(self, role: str) -> bool:
-        renderer = self._renderer(False, None)
+    def _probe(self, role: str, thinking: bool) -> bool:
+        renderer = self._renderer(thinking, None)
         message: Message = {"role": role, "content": _PROBE}
         try:
             rendered = renderer.render([{"role": "user", "content": "x"}, message], add_generation_prompt=True)
@@ -134,11 +135,11 @@ class Tito:
             return False  # it speaks up: the real request gets its words
         return _PROBE not in self.decode(rendered.token_ids)
 
-    def _probe_behind(self, role: str) -> bool:
+    def _probe_behind(self, role: str, thinking: bool) -> bool:
         turn: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "kept turn"}]
         message: Message = {"role": role, "content": _PROBE}
         try:
-            rendered = self._renderer(False, None).render([*turn, message, turn[0]], add_generation_prompt=True)
+            rendered = self._renderer(thinking, None).render([*turn, message, turn[0]], add_generation_prompt=True)
         except _RENDER_ERRORS:
             return False
         text = self.decode(rendered.token_ids)
