@@ -18,13 +18,14 @@ def dump(session: Session) -> bytes:
     """
     state = dict(vars(session))
     state["_tito"] = state["_matcher"] = state["keep"] = state["_shadow"] = None  # metadata() has the shadow's counts
+    state["_drift"] = None  # what its comparator found before
     state["_running"] = sorted(id(turn) for turn in state["_running"])
     state["_prompts"] = sorted(item for item in state["_prompts"].items() if item[1])
     nodes = [
         {
             name: _plain(getattr(node, name))
             for name in node.__dataclass_fields__
-            if name not in ("parent", "children", "digest", "generation", "granted", "lax")
+            if name not in ("parent", "children", "digest", "generation", "granted")
         }
         | {"parent": node.parent.seq if node.parent else None, "children": [c.seq for c in node.children]}
         | {"digest": node.digest.hexdigest()}

@@ -102,7 +102,8 @@ def take(
     if replayed.stop is not None:
         return Take(stop=replayed.stop)
     try:
-        reply = replayed.session.samples(max_seq_len=tape.settings.max_seq_len)
+        own = version == tape.settings.version  # only its own version's rows are compared with the staged drift
+        reply = replayed.session.samples(max_seq_len=tape.settings.max_seq_len, drift=own)
     except SessionRefused as refusal:
         return Take(stop=Stop.refused("samples", version, refusal))
     n_samples = len(reply.samples)

@@ -203,6 +203,9 @@ class SessionServer:
         max_seq_len, metadata = read_samples_body(await read_body(request))
         live.check_open()
         reply = live.session.samples(max_seq_len=max_seq_len, metadata=metadata)
+        mismatch = reply.session_metadata.get("tito_session_mismatch")
+        if mismatch is not None:
+            self._metrics.compared(live.session.settings.version, (entry["type"] for entry in mismatch))
         if "application/json" in request.headers.get("Accept", ""):
             return answer_samples_json(reply)
         return answer_samples_arrow(reply)

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from rollout.errors import SessionRefused
 from rollout.sample import Sample
 from rollout.session import tree
 from rollout.session.assembly import assemble
+from rollout.session.drift import PathDrift
 from rollout.session.finishing import find_finisher
 from rollout.session.node import Message, Node, history_of, path_to
 from rollout.session.picking import LeafSample, pick
@@ -43,12 +46,14 @@ def collect(
     *,
     max_seq_len: int | None,
     agent: dict[str, Any] | None,
+    drift: PathDrift | None,
 ) -> SamplesReply:
     """Samples of a session: one of v1's `line`, one per picked leaf of v2's `nodes`, the main one first.
 
     Args:
         view: the session's metadata.
         agent: an agent's metadata, laid over each sample's.
+        drift: compares each sample's path; null leaves the column null.
 
     Raises:
         SessionRefused: 422, a picker or finisher failed.
@@ -60,8 +65,10 @@ def collect(
     else:
         made = _leaves(nodes, tito, settings, max_seq_len)
     samples = [leaf.sample for leaf in made]
-    for sample in samples:
-        _overlay(sample, agent or {})
+    for leaf in made:
+        _overlay(leaf.sample, agent or {})
+        mismatch = drift.of(leaf.path) if drift is not None else None
+        leaf.sample.drift = None if mismatch is None else orjson.dumps(mismatch).decode()
     return SamplesReply(
         samples=samples,
         empty_reason=None if samples else "all_truncated",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from rollout.tito.drift import DRIFT_TYPES
 
 PREFIX = "rollout_session_"
 
@@ -28,6 +30,9 @@ HELP = {
     "unknown_tool_results_total": "Runs of tool results with an id that no call has.",
     "control_strings_total": "Control strings in clients' texts that became control ids.",
     "ignored_fields_total": "Fields of chat bodies that were not read.",
+    "tito_compared_total": "Sessions compared with their template when their samples were taken.",
+    "tito_session_mismatch_total": "Those of them that differ, by type of difference; any counts each once.",
+    "tito_session_mismatch_rate": "tito_session_mismatch_total over tito_compared_total.",
     "sessions_live": "Sessions held.",
     "generations_running": "Generations running.",
 }
@@ -44,16 +49,35 @@ class Metrics:
         if amount:
             self._counts[name, label] += amount
 
+    def compared(self, version: str, types: Iterable[str]) -> None:
+        """Count a session that was compared with its template, and the types of difference found."""
+        found = set(types)
+        self.add("tito_compared_total", label=f'version="{version}"')
+        for kind in ("any", *DRIFT_TYPES):
+            hit = bool(found) if kind == "any" else kind in found
+            self.add("tito_session_mismatch_total", int(hit), label=f'version="{version}",type="{kind}"')
+
+    def _values(self, name: str) -> list[tuple[str, float]]:
+        if name != "tito_session_mismatch_rate":
+            return sorted((label, count) for (known, label), count in self._counts.items() if known == name)
+        return [
+            (
+                f'{version},type="{kind}"',
+                self._counts["tito_session_mismatch_total", f'{version},type="{kind}"'] / total,
+            )
+            for version, total in self._values("tito_compared_total")
+            for kind in ("any", *DRIFT_TYPES)
+        ]
+
     def text(self, gauges: Mapping[str, int]) -> str:
         """The exposition text: all counters, then `gauges`."""
         lines: list[str] = []
         for name, about in HELP.items():
-            kind = "gauge" if name in gauges else "counter"
+            kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {PREFIX}{name} {about}", f"# TYPE {PREFIX}{name} {kind}"]
             if name in gauges:
                 lines.append(f"{PREFIX}{name} {gauges[name]}")
                 continue
-            values = {label: count for (known, label), count in self._counts.items() if known == name}
-            for label, count in sorted(values.items()) or [("", 0)]:
+            for label, count in self._values(name) or [("", 0)]:
                 lines.append(f"{PREFIX}{name}{{{label}}} {count}" if label else f"{PREFIX}{name} {count}")
         return "\n".join(lines) + "\n"

@@ -66,8 +66,13 @@ class Node:
     @property
     def open_ids(self) -> list[int]:
         """The generation prompt of this node's turn."""
-        ids: list[int] = self.appended_ids_P[len(self.appended_ids_P) - self.open_length :].tolist()
-        return ids
+        return open_ids_of(self.appended_ids_P, self.open_length)
+
+
+def open_ids_of(appended_ids_P: NDArray[np.int32], open_length: int) -> list[int]:
+    """A turn's generation prompt; all that was appended where the template has none (DeepSeek behind a tool's)."""
+    ids: list[int] = appended_ids_P[len(appended_ids_P) - open_length if open_length else 0 :].tolist()
+    return ids
 
 
 def path_to(node: Node | None) -> list[Node]:

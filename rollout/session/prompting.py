@@ -43,7 +43,7 @@ def make_prompt(request: ChatRequest, parent: Node | None, tito: Tito, settings:
         )
     start = parent.n_messages if parent else 0
     appended = request.messages[start:]
-    _check_roles(appended, start, tito, settings)
+    _check_roles(appended, start, tito, settings, request.thinking)
     check_text(appended, "messages")
     if request.given_tools is not None and (parent is None or parent.tools != request.given_tools):
         check_text(request.given_tools, "tools")
@@ -126,14 +126,18 @@ class _LazyHistory(Sequence[Message]):
         return self._all()[place]
 
 
-def _check_roles(appended: Sequence[Message], start: int, tito: Tito, settings: SessionSettings) -> None:
+def _check_roles(
+    appended: Sequence[Message], start: int, tito: Tito, settings: SessionSettings, thinking: bool
+) -> None:
     for place, message in enumerate(appended, start):
         role = message["role"]
-        if not tito.drops_role(role):
+        dropped = tito.drops_role(role, thinking=thinking)
+        if not dropped and not (start and not tito.appends_role(role, thinking=thinking)):
             continue
+        roles = tito.roles(appended=bool(start), thinking=thinking)
         if settings.version == "v1":
-            allowed = "{" + ", ".join(map(repr, tito.roles())) + "}"
+            allowed = "{" + ", ".join(map(repr, roles)) + "}"
             raise SessionRefused(
                 400, f"appended message at index {place} has role={role!r}, allowed={allowed}{_ROLE_SUFFIX}"
             )
-        raise SessionRefused(400, f"appended message role={role!r} not allowed (allowed={tito.roles()}){_ROLE_SUFFIX}")
+        raise SessionRefused(400, f"appended message role={role!r} not allowed (allowed={roles}){_ROLE_SUFFIX}")

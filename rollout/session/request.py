@@ -55,7 +55,7 @@ def read_request(body: Any, *, vocabulary: int, thinking: bool, template_fields:
     if not isinstance(body, dict):
         raise SessionRefused(400, "body: want a JSON object")
     _refuse_unserved(body)
-    thinking, template = _template(body.get("chat_template_kwargs"), thinking, template_fields)
+    thinking, template = read_template(body.get("chat_template_kwargs"), thinking, template_fields)
     given_tools = _tools(body.get("tools"))
     seed = body.get("seed")
     sampling = read_sampling(body, vocabulary=vocabulary)
@@ -105,7 +105,12 @@ def _stream(stream: Any, options: Any) -> tuple[bool, bool, list[str]]:
     return bool(stream), bool(include_usage), ignored
 
 
-def _template(given: Any, thinking: bool, fields: frozenset[str]) -> tuple[bool, dict[str, Any]]:
+def read_template(given: Any, thinking: bool, fields: frozenset[str]) -> tuple[bool, dict[str, Any]]:
+    """Whether to think, and the other chat_template_kwargs.
+
+    Raises:
+        SessionRefused: 400, a field that the renderer does not have, or no bool for enable_thinking.
+    """
     if given is None:
         return thinking, {}
     if not isinstance(given, dict):

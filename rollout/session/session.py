@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from rollout.engine.generation import Generation
-from rollout.errors import SessionRefused
+from rollout.errors import BadConfig, SessionRefused
 from rollout.session import linear, tree
 from rollout.session.collecting import SamplesReply, collect
+from rollout.session.drift import PathDrift
 from rollout.session.finishing import find_finisher
 from rollout.session.matching import find_matcher
-from rollout.session.node import Message, Node, ids_bytes, path_to, start_digest
+from rollout.session.node import Message, Node, ids_bytes, open_ids_of, path_to, start_digest
 from rollout.session.picking import find_picker
 from rollout.session.prompting import Prompt, make_prompt
 from rollout.session.recording import record_tape
@@ -58,6 +59,11 @@ def open_session(
         raise SessionRefused(400, f"version: {settings.version!r} is not v1 or v2")
     if settings.control_text not in CONTROL_TEXT_SETTINGS:
         raise SessionRefused(400, f"control_text: want one of {', '.join(CONTROL_TEXT_SETTINGS)}")
+    if settings.control_text == "plain":
+        try:
+            tito.check_plain()
+        except BadConfig as error:
+            raise SessionRefused(400, f"control_text: {error}") from error
     return Session(settings, tito, session_id, context_length)
 
 
@@ -77,6 +83,7 @@ class Session:
         self.roots: list[Node] = []
         self.keep: Callable[[Node], None] | None = None
         self._tito = tito
+        self._drift = PathDrift(tito, settings)
         self._matcher = find_matcher(settings.matcher)
         self._shadow = open_shadow(settings)
         self._pins = read_pins(settings.sampling, vocabulary=tito.vocabulary)
@@ -141,9 +148,8 @@ class Session:
         In v1 a turn that another one overtook is answered and not recorded (`turn.recorded`).
         """
         prompt_digest = turn.digest.digest()
-        open_ids = turn.appended_ids_P[len(turn.appended_ids_P) - turn.open_length :].tolist()
         parsed = self._tito.parse(
-            open_ids,
+            open_ids_of(turn.appended_ids_P, turn.open_length),
             generation.output_ids_O.tolist(),
             tools=turn.request.tools,
             stopped=generation.finish == "stop",
@@ -168,19 +174,25 @@ class Session:
         """Forget a turn whose generation failed or was cancelled."""
         self._running.discard(turn)
 
-    def samples(self, *, max_seq_len: int | None = None, metadata: dict[str, Any] | None = None) -> SamplesReply:
+    def samples(
+        self, *, max_seq_len: int | None = None, metadata: dict[str, Any] | None = None, drift: bool = True
+    ) -> SamplesReply:
         """The session's samples: one in v1, one per picked leaf in v2, the main one first.
 
         Args:
             max_seq_len: cut each at so many ids.
             metadata: an agent's, laid over each sample's in v2; its `reward` becomes their reward.
+            drift: compare each path with its template; a replay that wants the payload alone need not.
 
         Raises:
             SessionRefused: 422, a picker or finisher failed.
         """
         agent = metadata if self.settings.version == "v2" else None
-        view = metadata_view(self.active_path(), self._tree(), agent, self._shadow)
-        return collect(self.nodes, self.line, self._tito, self.settings, view, max_seq_len=max_seq_len, agent=agent)
+        compared = self._drift if drift else None
+        view = metadata_view(self.active_path(), self._tree(), agent, self._shadow, compared)
+        return collect(
+            self.nodes, self.line, self._tito, self.settings, view, max_seq_len=max_seq_len, agent=agent, drift=compared
+        )
 
     def tape(self, *, refused: dict[str, int] | None = None) -> Tape:
         """Every committed exchange in commit order; `refused` counts what was not, by HTTP status."""
@@ -194,7 +206,7 @@ class Session:
 
     def metadata(self) -> dict[str, Any]:
         """Session metadata, the same in GET and beside samples."""
-        return metadata_view(self.active_path(), self._tree(), None, self._shadow)
+        return metadata_view(self.active_path(), self._tree(), None, self._shadow, self._drift)
 
     def _tree(self) -> list[Node] | None:
         return self.nodes if self.settings.version == "v2" else None

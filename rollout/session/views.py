@@ -6,6 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
+from rollout.session.drift import PathDrift
 from rollout.session.node import Message, Node, tokens_of
 from rollout.session.reply import completion
 from rollout.session.shadow import Shadow
@@ -16,13 +17,20 @@ MAX_TRIM_TOKENS = 0
 
 
 def metadata_view(
-    path: Sequence[Node], forest: Sequence[Node] | None, agent: dict[str, Any] | None, shadow: Shadow | None
+    path: Sequence[Node],
+    forest: Sequence[Node] | None,
+    agent: dict[str, Any] | None,
+    shadow: Shadow | None,
+    drift: PathDrift | None,
 ) -> dict[str, Any]:
-    """Session metadata: the active path's ids, v2's tree, an agent's own and a shadow's counts where there are."""
+    """Session metadata: the active path's ids and drift, v2's tree, an agent's own and a shadow's counts."""
     view: dict[str, Any] = {
         "accumulated_token_ids": tokens_of(list(path)).tolist(),
         "max_trim_tokens": MAX_TRIM_TOKENS,
     }
+    mismatch = drift.of(path) if drift is not None else None
+    if mismatch is not None:
+        view["tito_session_mismatch"] = mismatch
     if forest is not None:
         view["tree"] = {"nodes": [_node_row(node) for node in forest], "leaves": _leaf_rows(forest)}
     if agent is not None:

@@ -6,20 +6,21 @@ turn's own ids, or, where the bridge refuses, what a full render has behind the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import orjson
-from renderers.base import RenderedTokens, Renderer, create_renderer, template_field_names
-from renderers.configs import config_from_name
+from renderers.base import RenderedTokens, Renderer
 
-from rollout.errors import BadConfig
-from rollout.tito.arguments import read_arguments
-from rollout.tito.content import content_text
+from rollout.errors import BadCheckpoint, BadConfig
 from rollout.tito.control import ControlText
+from rollout.tito.families import ENCODES_ITSELF, build_renderer, check_family, template_fields, thinking_field
 from rollout.tito.parsing import ParsedMessage, parse
+from rollout.tito.prepared import prepared
+from rollout.tito.rendered import end_of, open_length_of
 from rollout.tito.tokenizer import Tokenizer
 
 Message = dict[str, Any]
@@ -56,51 +57,93 @@ class Tito:
         Raises:
             BadConfig: `renderers` has no such family, or the tokenizer lacks its control tokens.
         """
+        check_family(renderer)
         self.tokenizer = tokenizer
         self.name = renderer
         self.vocabulary = tokenizer.model_vocabulary or tokenizer.size
         self.control = ControlText(tokenizer)
         try:
-            self.template_fields = template_field_names(config_from_name(renderer))
+            self.template_fields = template_fields(renderer)
+            self.thinking_field = thinking_field(self.template_fields)
             self._renderer_of = lru_cache(maxsize=16)(self._build)
             self.stop_token_ids: list[int] = sorted(self._renderer_of(b"{}", False).get_stop_token_ids())
         except Exception as error:
             raise BadConfig(f"renderer {renderer!r} cannot be used with {tokenizer.name_or_path}: {error}") from error
         self._drops = lru_cache(maxsize=64)(self._probe)
+        self._hoists = lru_cache(maxsize=64)(self._probe_behind)
 
     def _build(self, template: bytes, marked: bool) -> Renderer:
-        config = config_from_name(self.name)
-        assert config is not None
-        config = type(config)(thinking_retention="all")
-        tokenizer = self.tokenizer.marked if marked else self.tokenizer
-        # The wrapper class is untyped upstream.
-        return cast(Renderer, create_renderer(tokenizer, config, chat_template_kwargs=orjson.loads(template)))
+        return build_renderer(self.name, self.tokenizer.marked if marked else self.tokenizer, orjson.loads(template))
 
     def _renderer(self, thinking: bool, template: Mapping[str, Any] | None, marked: bool = False) -> Renderer:
-        fields = dict(template or {})
-        if "enable_thinking" in self.template_fields:
-            fields["enable_thinking"] = thinking
+        fields = orjson.dumps(self.fields(thinking, template), option=orjson.OPT_SORT_KEYS)
         try:
-            return self._renderer_of(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS), marked)
+            return self._renderer_of(fields, marked)
         except _RENDER_ERRORS as error:
             raise CannotRender(f"chat_template_kwargs: {_first_line(error)}") from error
 
-    def drops_role(self, role: str) -> bool:
+    def fields(self, thinking: bool, template: Mapping[str, Any] | None) -> dict[str, Any]:
+        """chat_template_kwargs of a request, its thinking among them."""
+        fields = dict(template or {})
+        if self.thinking_field is not None:
+            fields.setdefault(self.thinking_field, thinking)
+        return fields
+
+    def check_plain(self) -> None:
+        """Refuse a tokenizer or family in which control strings cannot be kept as plain text.
+
+        Raises:
+            BadConfig: says why.
+        """
+        if self.name in ENCODES_ITSELF:
+            raise BadConfig(f"the {self.name} renderer has a tokenizer of its own: no control string can be plain text")
+        try:
+            _ = self.tokenizer.plain
+        except BadCheckpoint as error:
+            raise BadConfig(str(error)) from error
+
+    def drops_role(self, role: str, *, thinking: bool = False) -> bool:
         """Whether the renderer leaves messages of this role out of the prompt without a word."""
-        return bool(self._drops(role)) if role not in ("assistant", "user") else False
+        return bool(self._drops(role, thinking)) if role not in ("assistant", "user") else False
 
-    def roles(self) -> list[str]:
-        """The roles, of those that clients use, whose text reaches the prompt; sorted."""
-        return [role for role in KNOWN_ROLES if not self.drops_role(role)]
+    @cached_property
+    def assistant_start(self) -> str:
+        """How the family opens an assistant's turn: text that any such turn begins with."""
+        opened = self.render([{"role": "user", "content": _PROBE}], tools=None, thinking=False)
+        start = self.decode(opened.ids[len(opened.ids) - opened.open_length :])
+        return re.split("</?think>", start, maxsplit=1)[0]
 
-    def _probe(self, role: str) -> bool:
-        renderer = self._renderer(False, None)
+    def appends_role(self, role: str, *, thinking: bool = False) -> bool:
+        """Whether a message of this role that comes behind a kept turn is rendered behind it, too.
+
+        Some templates gather all system messages at the front: there a kept turn stands before them.
+        """
+        return not self.drops_role(role, thinking=thinking) and not self._hoists(role, thinking)
+
+    def roles(self, *, appended: bool = False, thinking: bool = False) -> list[str]:
+        """Roles that the renderer knows, or those that it renders behind a kept turn, sorted."""
+        if appended:
+            return [role for role in KNOWN_ROLES if self.appends_role(role, thinking=thinking)]
+        return [role for role in KNOWN_ROLES if not self.drops_role(role, thinking=thinking)]
+
+    def _probe(self, role: str, thinking: bool) -> bool:
+        renderer = self._renderer(thinking, None)
         message: Message = {"role": role, "content": _PROBE}
         try:
             rendered = renderer.render([{"role": "user", "content": "x"}, message], add_generation_prompt=True)
         except _RENDER_ERRORS:
             return False  # it speaks up: the real request gets its words
         return _PROBE not in self.decode(rendered.token_ids)
+
+    def _probe_behind(self, role: str, thinking: bool) -> bool:
+        turn: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "kept turn"}]
+        message: Message = {"role": role, "content": _PROBE}
+        try:
+            rendered = self._renderer(thinking, None).render([*turn, message, turn[0]], add_generation_prompt=True)
+        except _RENDER_ERRORS:
+            return False
+        text = self.decode(rendered.token_ids)
+        return text.find(_PROBE) < text.find("kept turn")
 
     def render(
         self,
@@ -120,11 +163,11 @@ class Tito:
             CannotRender: in the renderer's words.
         """
         rendered = self._render(self._renderer(thinking, template, marked), messages, tools)
-        return Rendered(ids=rendered.token_ids, open_length=_open_length(rendered))
+        return Rendered(ids=rendered.token_ids, open_length=open_length_of(rendered))
 
     def _render(self, renderer: Renderer, messages: Sequence[Message], tools: Tools) -> RenderedTokens:
         try:
-            return renderer.render(_prepared(messages), tools=cast(Any, tools), add_generation_prompt=True)
+            return renderer.render(prepared(messages), tools=cast(Any, tools), add_generation_prompt=True)
         except _RENDER_ERRORS as error:
             raise CannotRender(f"messages: the {self.name} renderer refuses them: {_first_line(error)}") from error
 
@@ -165,14 +208,14 @@ class Tito:
         if not cut:
             ids, refusal, bridged = self._bridge(renderer, prompt_ids, output_ids, new_messages, tools)
             if bridged is not None:
-                return Rendered(ids=ids, open_length=_open_length(bridged))
+                return Rendered(ids=ids, open_length=open_length_of(bridged))
         whole = self._render(renderer, [*history, *new_messages], tools)
-        found = _end_of(whole, len(history) - 1)
+        found = end_of(whole, len(history) - 1, self.stop_token_ids)
         if found is None:
             return None
         close, end = found
         between = [] if cut else self._between(renderer, prompt_ids, output_ids, whole.token_ids[close:end])
-        return Rendered(ids=[*between, *whole.token_ids[end:]], open_length=_open_length(whole), refusal=refusal)
+        return Rendered(ids=[*between, *whole.token_ids[end:]], open_length=open_length_of(whole), refusal=refusal)
 
     def _bridge(
         self,
@@ -190,7 +233,7 @@ class Tito:
         kept = [*prompt_ids, *output_ids]
         try:
             bridged = renderer.bridge_to_next_turn(
-                list(prompt_ids), list(output_ids), _prepared(new_messages), tools=cast(Any, tools)
+                list(prompt_ids), list(output_ids), prepared(new_messages), tools=cast(Any, tools)
             )
         except _RENDER_ERRORS as error:
             raise CannotRender(f"messages: the {self.name} renderer refuses them: {_first_line(error)}") from error
@@ -262,51 +305,6 @@ class Tito:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, control tokens shown; U+FFFD for bytes that are no UTF-8."""
         return self.tokenizer.decode(ids)
-
-
-def _prepared(messages: Sequence[Message]) -> Any:
-    """Messages as every renderer takes them: content is text, tool arguments are objects where they can be read."""
-    prepared = []
-    for message in messages:
-        if not isinstance(message.get("content"), str):
-            message = {**message, "content": content_text(message)}
-        if message.get("tool_calls"):
-            message = {**message, "tool_calls": [_with_arguments(call) for call in message["tool_calls"]]}
-        prepared.append(message)
-    return prepared
-
-
-def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its JSON text read: a family spells arguments its own way. Other text stays as it is."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    return {**call, "function": {**function, "arguments": read_arguments(function["arguments"])}}
-
-
-def _open_length(rendered: RenderedTokens) -> int:
-    """Ids behind the last one that belongs to a message: the generation prompt."""
-    indices = rendered.message_indices
-    for place in range(len(indices) - 1, -1, -1):
-        if indices[place] >= 0:
-            return len(indices) - 1 - place
-    return len(indices)
-
-
-def _end_of(rendered: RenderedTokens, message: int) -> tuple[int, int] | None:
-    """Where a rendered assistant message ends: the place of its close token, and the end of all its ids.
-
-    The close token is its last id that a model would sample; what follows is the template's.
-    """
-    if not len(rendered.message_indices) == len(rendered.sampled_mask) == len(rendered.token_ids):
-        return None
-    end = None
-    for place in range(len(rendered.token_ids) - 1, -1, -1):
-        if rendered.message_indices[place] == message:
-            end = end or place + 1
-            if rendered.sampled_mask[place]:
-                return place, end
-    return None
 
 
 def _first_line(error: BaseException) -> str:

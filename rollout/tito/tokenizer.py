@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property, lru_cache
@@ -22,6 +23,7 @@ PLAIN_MARK = "\ufdd0"
 """A Unicode noncharacter: behind the first character of a control string it makes that string plain text."""
 
 _SHORT = 32
+_AT_MOST_NFC: tuple[Any, ...] = (None, [], {"type": "NFC"})
 
 
 class Tokenizer:
@@ -46,7 +48,8 @@ class Tokenizer:
         try:
             self._text = path.read_text(encoding="utf-8")
             self._rust = RustTokenizer.from_str(self._text)
-            added = json.loads(self._text).get("added_tokens") or []
+            data = json.loads(self._text)
+            added = data.get("added_tokens") or []
         except Exception as error:
             raise BadCheckpoint(f"{path}: not a readable tokenizer.json ({error}); give a model directory") from error
         self.name_or_path = str(directory)
@@ -54,6 +57,7 @@ class Tokenizer:
         self.special = frozenset(str(token["content"]) for token in added if token.get("special"))
         self.size = 1 + max([self._rust.get_vocab_size(with_added_tokens=True) - 1, *self.control_ids.values()])
         self._short: dict[str, list[int]] = {}
+        self._only_nfc = (data.get("normalizer") or {}).get("normalizers", data.get("normalizer")) in _AT_MOST_NFC
         model = _read_json(directory / "config.json")
         self.model_vocabulary: int | None = model.get("vocab_size")
         self.context_length: int | None = model.get("max_position_embeddings")
@@ -101,6 +105,12 @@ class Tokenizer:
         skip = bool(kwargs.get("skip_special_tokens", False))
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return str(self._rust.decode(ids, skip_special_tokens=skip))
+
+    def as_decoded(self, text: str) -> str:
+        """What `decode` gives of the ids of `text`: itself but for what the checkpoint normalises."""
+        if text.isascii() or (self._only_nfc and unicodedata.is_normalized("NFC", text)):
+            return text
+        return self.decode(self.encode(text))
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         if isinstance(tokens, str):
