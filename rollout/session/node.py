@@ -30,7 +30,8 @@ class Node:
 
     `granted` and `lax` only save time: the last spelling of this node's own messages that a request
     was let repeat it with (null while there is none, or where it has numbers), and whether the strict
-    matcher would have refused that spelling.
+    matcher would have refused that spelling. `written_ids` likewise: all ids up to and with this node
+    as JSON, kept by the last generation of a session only.
     """
 
     seq: int
@@ -55,6 +56,7 @@ class Node:
     rolled_back: bool = False
     granted: list[Message] | None = None
     lax: bool = False
+    written_ids: bytes | None = None
 
     @property
     def truncated(self) -> bool:

@@ -135,3 +135,15 @@ def read_field(name: str, value: Any, read: Reader, vocabulary: int) -> Any:
         return read(value, vocabulary)
     except ValueError as error:
         raise SessionRefused(400, f"{name}: {error}") from error
+
+
+def seed_bytes(seed: str | None) -> bytes | None:
+    """A session's seed from its hex digits.
+
+    Raises:
+        SessionRefused: 400, it is none.
+    """
+    try:
+        return None if seed is None else bytes.fromhex(seed)
+    except (ValueError, TypeError):
+        raise SessionRefused(400, "seed: want hex digits") from None

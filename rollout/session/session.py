@@ -26,7 +26,7 @@ from rollout.session.recording import record_tape
 from rollout.session.replayed import Replayed
 from rollout.session.reply import assistant_message, completion
 from rollout.session.request import ChatRequest, read_request
-from rollout.session.sampling import read_pins
+from rollout.session.sampling import read_pins, seed_bytes
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import Tape
 from rollout.session.turn import Turn
@@ -72,7 +72,7 @@ class Session:
         self._tito = tito
         self._matcher = find_matcher(settings.matcher)
         self._pins = read_pins(settings.sampling, vocabulary=tito.vocabulary)
-        self._seed = _seed_bytes(settings.seed)
+        self._seed = seed_bytes(settings.seed)
         usable = None if context_length is None else context_length - 1
         limits = [limit for limit in (settings.max_seq_len, usable) if limit is not None]
         self._max_tokens = min(limits) if limits else None
@@ -279,9 +279,12 @@ class Session:
             n_messages=(parent.n_messages if parent else 0) + len(turn.appended) + 1,
             n_tokens=turn.n_prompt + len(generation.output_ids_O),
             digest=digest,
+            written_ids=turn.written_with(generation.output_ids_O),
         )
 
     def _attach(self, node: Node) -> None:
+        if self.nodes:
+            self.nodes[-1].written_ids = None
         self.nodes.append(node)
         siblings = node.parent.children if node.parent else self.roots
         siblings.append(node)
@@ -290,10 +293,3 @@ class Session:
             for dropped in self.line[keep:]:
                 dropped.rolled_back = True
             self.line[keep:] = [node]
-
-
-def _seed_bytes(seed: str | None) -> bytes | None:
-    try:
-        return None if seed is None else bytes.fromhex(seed)
-    except (ValueError, TypeError):
-        raise SessionRefused(400, "seed: want hex digits") from None
