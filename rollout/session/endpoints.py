@@ -71,7 +71,8 @@ class Endpoints:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         live = self._client(request)
         body = await read_body(request)
-        drop_parsed_arguments(body)
+        if b"parsed_arguments" in await request.read():  # read before, and kept: this only looks at it
+            drop_parsed_arguments(body)
         running = self._chat.begin(live, body, await _sent(request))
         if running.turn.request.stream:
             events = partial(chat_events, include_usage=running.turn.request.include_usage)

@@ -29,7 +29,8 @@ class Node:
     this node's sampled ones.
 
     `granted` only saves time: the last spelling of this node's own messages that a request was let
-    repeat it with (null while there is none, or where it has numbers).
+    repeat it with (null while there is none, or where it has numbers). `written_ids` likewise: all
+    ids up to and with this node as JSON, kept by the last generation of a session only.
     """
 
     seq: int
@@ -53,6 +54,7 @@ class Node:
     digest: blake2b
     rolled_back: bool = False
     granted: list[Message] | None = None
+    written_ids: bytes | None = None
 
     @property
     def truncated(self) -> bool:

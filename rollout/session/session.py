@@ -301,11 +301,14 @@ class Session:
             n_messages=(parent.n_messages if parent else 0) + len(turn.appended) + 1,
             n_tokens=turn.n_prompt + len(generation.output_ids_O),
             digest=digest,
+            written_ids=turn.written_with(generation.output_ids_O),
         )
 
     def _attach(self, node: Node) -> None:
         if self.keep is not None:
             self.keep(node)
+        if self.nodes:
+            self.nodes[-1].written_ids = None
         self.nodes.append(node)
         siblings = node.parent.children if node.parent else self.roots
         siblings.append(node)

@@ -72,7 +72,18 @@ class Turn:
     @property
     def engine_body(self) -> dict[str, Any]:
         """`engine_request` for orjson, its ids written already: a long prompt never becomes Python integers."""
-        return self._request(orjson.Fragment(orjson.dumps(self.prompt_ids_T, option=orjson.OPT_SERIALIZE_NUMPY)))
+        return self._request(orjson.Fragment(b"[%b]" % self.written_ids))
+
+    @cached_property
+    def written_ids(self) -> bytes:
+        """The prompt's ids as JSON without brackets: written anew only behind what the parent has kept."""
+        before = self.parent.written_ids if self.parent else None
+        return _joined(before, self.appended_ids_P) if before else write_ids(self.prompt_ids_T)
+
+    def written_with(self, output_ids_O: NDArray[np.int32]) -> bytes | None:
+        """The same up to and with sampled ids; None where the prompt was never written."""
+        written = self.__dict__.get("written_ids")
+        return _joined(written, output_ids_O) if written else None
 
     def _request(self, input_ids: Any) -> dict[str, Any]:
         parameters = {**self.sampling, "stop_token_ids": self._stop_ids()}
@@ -89,3 +100,12 @@ class Turn:
         """The family's turn ends beside the client's own: an engine need not know them from its checkpoint."""
         own = self.sampling.get("stop_token_ids", [])
         return [*own, *(number for number in self.stop_token_ids if number not in own)]
+
+
+def write_ids(ids: NDArray[np.int32]) -> bytes:
+    """Ids as JSON without brackets."""
+    return orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+
+def _joined(before: bytes, ids: NDArray[np.int32]) -> bytes:
+    return b"%b,%b" % (before, write_ids(ids)) if len(ids) else before
