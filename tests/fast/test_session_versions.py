@@ -279,7 +279,7 @@ def test_a_record_keeps_the_routed_experts_that_a_client_does_not_get() -> None:
 
 
 def test_a_kept_turn_that_no_render_shows_is_a_new_root_in_v2_and_400_in_v1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout.tito.renderer._end_of", lambda rendered, message: None)
+    monkeypatch.setattr("rollout.tito.renderer.end_of", lambda rendered, message, stop_token_ids: None)
     injected = [{"role": "assistant", "content": "summary"}, user("on")]
     two, one = Conversation(TITO, "v2"), Conversation(TITO, "v1")
     for talk in (two, one):
