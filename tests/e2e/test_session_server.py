@@ -436,7 +436,12 @@ async def test_bad_starts_are_one_line_and_exit_2(stage: Stage, tmp_path: Path) 
         f"port {port} on 127.0.0.1 is in use": ["--tokenizer", str(CHECKPOINT), "--port", port],
         "without a driver's token only loopback": ["--tokenizer", str(CHECKPOINT), "--host", "0.0.0.0"],
         "not a readable tokenizer.json": ["--tokenizer", str(tmp_path), "--port", str(free_port())],
-        "renderer 'qwen9' cannot be used": ["--tokenizer", str(CHECKPOINT), "--renderer", "qwen9"],
+        "renderer 'qwen9': there is none of that name; one of deepseek-r1, ": [
+            "--tokenizer",
+            str(CHECKPOINT),
+            "--renderer",
+            "qwen9",
+        ],
         "keepalive_s 0.0: want more than 0": ["--tokenizer", str(CHECKPOINT), "--keepalive-s", "0"],
         "max_sessions 0: want at least 1": ["--tokenizer", str(CHECKPOINT), "--max-sessions", "0"],
         "the environment has no NO_SUCH_TOKEN": ["--tokenizer", str(CHECKPOINT), "--driver-token-env", "NO_SUCH_TOKEN"],
