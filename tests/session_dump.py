@@ -18,7 +18,7 @@ def dump(session: Session) -> bytes:
     """
     state = dict(vars(session))
     state["_tito"] = state["_matcher"] = state["keep"] = state["_shadow"] = None  # metadata() has the shadow's counts
-    state["_drift"] = None  # what its comparator found before
+    state["_drift"] = state["_trunk"] = None  # what was found before, to save time
     state["_running"] = sorted(id(turn) for turn in state["_running"])
     state["_prompts"] = sorted(item for item in state["_prompts"].items() if item[1])
     nodes = [

@@ -24,7 +24,7 @@ def locate(line: Sequence[Node], request: Replayed) -> Node | None:
     Raises:
         SessionRefused: 400, the request would take back more than one generation, or has what is no message.
     """
-    kept = 0
+    kept = 0 if request.known is None else line.index(request.known) + 1
     while kept < len(line) and request.repeats(line[kept]):
         kept += 1
     if len(line) - kept > MAX_ROLLBACK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -11,17 +12,38 @@ from rollout.session.node import Message, Node, path_to, spelled_by
 from rollout.session.request import check_message, check_text
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trunk:
+    """What a session's last request was let repeat: the path to `node`, in the words of `spelled`, all of it text.
+
+    `child` is the generation that this request became. It only saves time.
+    """
+
+    node: Node
+    child: Node
+    spelled: list[Message]
+
+
 class Replayed:
     """The messages of one request, and which stored generations they repeat.
 
     A client sends the whole history at every turn. What it said in the very same spelling before is
-    recognised by one comparison per generation; only the rest is checked and given to the matcher.
+    recognised by one comparison, at once or per generation; only the rest is checked and given to the
+    matcher. `known` is a generation that is repeated with all before it, found by the session's trunk.
     """
 
-    def __init__(self, messages: list[Any], matcher: Matcher) -> None:
+    def __init__(self, messages: list[Any], matcher: Matcher, trunk: Trunk | None = None) -> None:
         self.messages = list(messages)
         self._matcher = matcher
         self._checked: set[int] = set()
+        self._trunk: Trunk | None = None
+        if trunk is not None and self.messages[: len(trunk.spelled)] == trunk.spelled:
+            self.messages[: len(trunk.spelled)] = trunk.spelled
+            self._trunk = trunk
+
+    @property
+    def known(self) -> Node | None:
+        return self._trunk.node if self._trunk else None
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -74,18 +96,27 @@ class Replayed:
         Args:
             parent: a generation that the request repeats, with all before it.
         """
-        path = path_to(parent)
-        last = spelled_by(path)
-        theirs = self.messages[: len(last)]
-        exact = all(node.granted is not None for node in path)
-        if exact and last == theirs:
-            return {}
-        pairs = enumerate(zip(last, theirs, strict=True))
+        if self._trunk is not None and parent is self._trunk.child:
+            start, last = len(self._trunk.spelled), [*parent.appended, parent.reply]
+        else:
+            start, last = 0, spelled_by(path_to(parent))
+        exact = self._is_text(parent)
+        pairs = enumerate(zip(last, self.messages[start:], strict=False), start)
         return {
             place: given
             for place, (before, given) in pairs
-            if before != given or not (exact or _canonical(before) == _canonical(given))
+            if before is not given and (before != given or not (exact or _canonical(before) == _canonical(given)))
         }
+
+    def spelled(self, parent: Node | None) -> list[Message] | None:
+        """The messages up to and with `parent` as the request has them; null unless all of them are text."""
+        return self.messages[: parent.n_messages] if parent is not None and self._is_text(parent) else None
+
+    def _is_text(self, parent: Node | None) -> bool:
+        """Whether no message that the request repeats has a number."""
+        if self._trunk is not None and parent is self._trunk.child:
+            return parent.granted is not None
+        return all(node.granted is not None for node in path_to(parent))
 
 
 def _only_text(value: Any) -> bool:

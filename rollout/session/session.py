@@ -25,7 +25,7 @@ from rollout.session.node import Message, Node, ids_bytes, open_ids_of, path_to,
 from rollout.session.picking import find_picker
 from rollout.session.prompting import Prompt, make_prompt
 from rollout.session.recording import record_tape
-from rollout.session.replayed import Replayed
+from rollout.session.replayed import Replayed, Trunk
 from rollout.session.reply import assistant_message, completion
 from rollout.session.request import ChatRequest, read_request
 from rollout.session.sampling import read_pins, read_session_seed
@@ -82,6 +82,8 @@ class Session:
         self.line: list[Node] = []
         self.roots: list[Node] = []
         self.keep: Callable[[Node], None] | None = None
+        self._trunk: Trunk | None = None
+        self._forked = False
         self._tito = tito
         self._drift = PathDrift(tito, settings)
         self._matcher = find_matcher(settings.matcher)
@@ -137,10 +139,16 @@ class Session:
         )
 
     def _prompt(self, request: ChatRequest, seen: int) -> tuple[Replayed, Prompt]:
-        replayed = Replayed(request.messages, self._matcher)
+        replayed = Replayed(request.messages, self._matcher, self._usable_trunk(seen))
         parent = self._locate(replayed, seen)
         replayed.check(parent.n_messages if parent else 0)
         return replayed, make_prompt(request, parent, self._tito, self.settings)
+
+    def _usable_trunk(self, seen: int) -> Trunk | None:
+        """The trunk, if the search for what a request repeats may begin at its end: no other path can match then."""
+        if self._trunk is None or (self.settings.version == "v2" and (self._forked or self._trunk.node.seq >= seen)):
+            return None
+        return self._trunk
 
     def commit(self, turn: Turn, generation: Generation, *, committed_at: datetime, rid: str = "") -> dict[str, Any]:
         """Make a turn's generation part of the conversation and give the client's chat.completion.
@@ -163,7 +171,12 @@ class Session:
         reply = completion(message, generation, n_prompt=turn.n_prompt, model=model, rid=rid, committed_at=committed_at)
         turn.recorded = self.settings.version == "v2" or turn.seen == len(self.nodes)
         if turn.recorded:
-            self._attach(self._node(turn, generation, message, committed_at, rid))
+            node = self._node(turn, generation, message, committed_at, rid)
+            self._attach(node)
+            if turn.parent is not None and turn.spelled is not None:
+                self._trunk = Trunk(node=turn.parent, child=node, spelled=turn.spelled)
+            else:
+                self._trunk = None
             self._prompts[prompt_digest] += 1
             if self._shadow is not None and turn.shadow is not None:
                 self._shadow.count(turn.shadow)
@@ -251,6 +264,7 @@ class Session:
             refusal=prompt.rendered.refusal,
             unknown_results=prompt.unknown_results,
             shadow=None if self._shadow is None else self._shadow.decide(replayed, seen, self._locate),
+            spelled=replayed.spelled(parent),
         )
 
     def _room(self, n_prompt: int, wanted: int | None) -> int | None:
@@ -311,6 +325,7 @@ class Session:
             self.nodes[-1].written_ids = None
         self.nodes.append(node)
         siblings = node.parent.children if node.parent else self.roots
+        self._forked = self._forked or bool(siblings)
         siblings.append(node)
         if self.settings.version == "v1":
             keep = self.line.index(node.parent) + 1 if node.parent else 0

@@ -23,8 +23,8 @@ def locate(roots: Sequence[Node], request: Replayed, *, seen: int) -> Node | Non
     Raises:
         SessionRefused: 400, one of the messages is none.
     """
-    best: Node | None = None
-    open_nodes = list(roots)
+    best = request.known
+    open_nodes = list(roots if best is None else best.children)
     while open_nodes:
         node = open_nodes.pop()
         if node.seq >= seen or not request.repeats(node):

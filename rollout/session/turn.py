@@ -25,7 +25,7 @@ class Turn:
     says whether the turn became part of the session (a v1 answer that lost a race does not).
     `refusal` says why the renderer's bridge could not be used, None where it was; `unknown_results`
     counts runs of tool results with an id that no call has; `shadow` is what the session's shadow
-    matcher would have decided, None without one.
+    matcher would have decided, None without one; `spelled` as Replayed.spelled of the parent.
     """
 
     request: ChatRequest
@@ -47,6 +47,7 @@ class Turn:
     unknown_results: int = 0
     unreadable_calls: int = 0
     shadow: Decision | None = None
+    spelled: list[Message] | None = None
     recorded: bool | None = field(default=None)
 
     @cached_property
