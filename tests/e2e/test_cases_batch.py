@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -286,8 +287,9 @@ def test_g17_an_agent_that_raises_on_every_input_ends_the_batch_early_and_its_ro
     run = quick_rollout.start(*command)
     done = run.wait()
     assert (1, []) == (done.returncode, run.left_over())
-    said = "6 rollouts failed in a row, all with agent_error: ValueError: boom"
-    assert 1 == done.stderr.count(said) == done.stderr.count("boom"), done.stderr
+    # Two at a time: the other one may have ended before the batch does, and is counted then.
+    said = re.findall(r"([67]) rollouts failed in a row, all with agent_error: ValueError: boom", done.stderr)
+    assert 1 == len(said) == done.stderr.count("boom"), done.stderr
     assert "`rollout run --batch-id raises` goes on" in done.stderr and "Traceback" not in done.stderr
 
     assert "FAILED" == last_flow_run(quick_rollout.environment["PREFECT_API_URL"])["state_type"]
