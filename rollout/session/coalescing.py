@@ -37,7 +37,7 @@ class Sent:
             path=path,
             body=body,
             key=headers.get(KEY_HEADER) or None,
-            is_repeat=count.isascii() and count.isdigit() and int(count) > 0,
+            is_repeat=count.isascii() and count.isdigit() and bool(count.strip("0")),
         )
 
 
