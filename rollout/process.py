@@ -171,7 +171,12 @@ async def start(
     process = spawn(argv, log=log, env=env)
     assert process.stdout is not None
     # A plain thread: asyncio's child watchers would tie the child to a loop that may end first.
-    line = await asyncio.to_thread(_read_ready, process, deadline_s)
+    try:
+        line = await asyncio.to_thread(_read_ready, process, deadline_s)
+    except asyncio.CancelledError:
+        end_group(process.pid, signal.SIGKILL)  # nobody will be told of it
+        process.wait()
+        raise
     if line is None:
         child = Child(process=process, facts={"port": 0}, log=log)
         child.stop(grace_s=1.0)

@@ -111,6 +111,7 @@ class _Keeper:
                 await self.start()
             except ChildFailed as error:
                 log.error("%s", error)
+                self._started_at = time.monotonic()  # it did not live: the next try is one more in a row
 
     async def stop(self) -> None:
         if self._child is not None:

@@ -12,7 +12,8 @@ from rollout.agents.tools import TOOLS
 from rollout.doctor.finding import Finding, fail, ok, warn
 from rollout.doctor.template import template_text
 from rollout.errors import BadCheckpoint, BadConfig
-from rollout.tito.renderer import CannotRender, Tito
+from rollout.tito.rendered import CannotRender
+from rollout.tito.renderer import Tito
 from rollout.tito.tokenizer import Tokenizer
 
 MESSAGES: list[dict[str, Any]] = [

@@ -145,14 +145,14 @@ class SessionClient:
     async def _exchange(
         self, http: aiohttp.ClientSession, method: str, path: str, data: bytes | None, headers: dict[str, str] | None
     ) -> tuple[int, bytes]:
-        end = time.monotonic() + self.patience_s
+        began = time.monotonic()
         while True:
             try:
                 async with http.request(method, self.base_url + path, data=data, headers=headers) as reply:
                     return reply.status, await reply.read()
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
                 # Repeating is safe: of these requests only an opening does more the second time, and that expires.
-                if time.monotonic() >= end:
+                if time.monotonic() - began >= self.patience_s:  # which may have ended meanwhile
                     raise
             await asyncio.sleep(RETRY_S)
 

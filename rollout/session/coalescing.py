@@ -37,7 +37,7 @@ class Sent:
             path=path,
             body=body,
             key=headers.get(KEY_HEADER) or None,
-            is_repeat=count.isascii() and count.isdigit() and int(count) > 0,
+            is_repeat=count.isascii() and count.isdigit() and bool(count.strip("0")),
         )
 
 
@@ -84,4 +84,7 @@ def _is_same(first: Sent, again: Sent) -> bool:
 
 def _canonical(body: bytes) -> bytes:
     """The body whatever its spacing and the order of its keys; it was parsed before, so it can be."""
-    return orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS)
+    try:
+        return orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # deeper than orjson writes, though it reads it
+        return body

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rollout.errors import EngineFailed, EngineRefused, SessionRefused
 from rollout.session.options import LogFormat
@@ -52,6 +53,11 @@ class _Records(logging.Handler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(error := record.exc_info[1], HttpProcessingError):
+            # Its text quotes the line that is no HTTP, which may be the one with a key.
+            text = f"{record.getMessage()}: {type(error).__name__}"
+            self._events.write("log", level="warning", logger=record.name, text=text)
+            return
         # The formatter puts an exception's traceback behind the message.
         text = self.format(record).encode(errors="replace").decode()
         self._events.write("log", level=record.levelname.lower(), logger=record.name, text=text)

@@ -148,7 +148,8 @@ class _Fleet:
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(fd,),
             start_new_session=True,  # a terminal's ^C is this process's to pass on
-            env={**os.environ, **({TOKEN_VARIABLE: token} if token else {})},
+            env={name: text for name, text in os.environ.items() if name != TOKEN_VARIABLE}
+            | ({TOKEN_VARIABLE: token} if token else {}),
         )
         self._running[slot] = process
         assert process.stdout is not None

@@ -19,7 +19,6 @@ import fcntl
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +28,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from rollout.errors import BadConfig, SessionRefused
+from rollout.errors import BadConfig, CannotRestore, SessionRefused
 from rollout.frames import Payload, read_frames, write_frame
 from rollout.session.tape import Tape, session_row, table_to_tape
 from rollout.tape_columns import TAPE_SCHEMA
@@ -60,7 +59,7 @@ class SessionJournal:
     __slots__ = ("_digest", "_end", "path")
 
     def __init__(self, path: Path, end: int = 0, digest: bytes = b"") -> None:
-        """Use Journal.open or Journal.left. What comes next goes to the offset `end`, behind a frame with `digest`."""
+        """Use Journal.open or read_left. What comes next goes to the offset `end`, behind a frame with `digest`."""
         self.path, self._end, self._digest = path, end, digest
 
     def append(self, row: dict[str, Any]) -> int:
@@ -154,30 +153,30 @@ class Journal:
             raise
         return made
 
-    def left(self) -> Iterator[Left]:
-        """Every session that is in the folder, its file cut behind the last good frame.
-
-        A file that breaks off before its session was told to anybody is removed.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
-        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
-            found = _read(path)
-            if found is None:
-                path.unlink()
-            else:
-                yield found
+    def files(self) -> list[Path]:
+        """The files of all sessions in the folder; each is named by its session."""
+        return sorted(self.folder.glob(f"*{_SUFFIX}"))
 
 
-def _read(path: Path) -> Left | None:
+def read_left(path: Path) -> Left | None:
+    """The session of a journal's file, which is cut behind its last good frame.
+
+    One that breaks off before its session was told to anybody is removed, and gives None.
+
+    Raises:
+        CannotRestore: another release wrote it, with other columns; the file stays as it is.
+        OSError: it cannot be read.
+    """
     with path.open("r+b") as file:
         frames = list(read_frames(file))
-        if len(frames) < 3 or frames[1][0] != _schema():
+        if len(frames) < 3:
+            path.unlink()
             return None
+        opened = orjson.loads(frames[0][0])
+        if opened["journal"] != FORMAT or frames[1][0] != _schema():
+            raise CannotRestore("another release of this server wrote its file")
         _, end, digest = frames[-1]
         file.truncate(end)
-    opened = orjson.loads(frames[0][0])
     payloads = [payload for payload, _, _ in frames[2:]]
     rows = [pa.ipc.read_record_batch(pa.py_buffer(one), TAPE_SCHEMA) for one in payloads if not one.startswith(_JSON)]
     tape, _ = table_to_tape(pa.Table.from_batches(rows, TAPE_SCHEMA))

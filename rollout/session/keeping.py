@@ -6,7 +6,7 @@ import time
 
 from rollout.errors import CannotRestore, SessionRefused, UnknownPart
 from rollout.session.events import EventLog
-from rollout.session.journal import Journal, Left, Opened
+from rollout.session.journal import Journal, Left, Opened, read_left
 from rollout.session.live import LiveSession, LiveSessions
 from rollout.session.metrics import Metrics
 from rollout.session.node import Node
@@ -76,10 +76,12 @@ class Keeping:
         Raises:
             OSError: a file cannot be read.
         """
-        for left in self._journal.left() if self._journal is not None else ():
-            began = time.perf_counter()
-            session_id = left.tape.session_id
+        for path in self._journal.files() if self._journal is not None else ():
+            began, session_id = time.perf_counter(), path.stem
             try:
+                left = read_left(path)
+                if left is None:
+                    continue
                 self._serve(_restored(left, tito))
             except (CannotRestore, SessionRefused, UnknownPart) as error:
                 self._metrics.add("sessions_not_restored_total")

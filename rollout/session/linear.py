@@ -35,3 +35,11 @@ def locate(line: Sequence[Node], request: Replayed) -> Node | None:
             f"(stored has {line[-1].n_messages} messages, request has {len(request)} messages)",
         )
     return line[kept - 1] if kept else None
+
+
+def attach(line: list[Node], node: Node) -> None:
+    """Make `node` the line's last, behind its parent; what stood there is rolled back."""
+    keep = line.index(node.parent) + 1 if node.parent else 0
+    for dropped in line[keep:]:
+        dropped.rolled_back = True
+    line[keep:] = [node]

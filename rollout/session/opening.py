@@ -1,13 +1,17 @@
-"""The body of POST /sessions to a session's settings."""
+"""From the body of POST /sessions to a session's settings, and whether these can be had."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from typing import Any
 
-from rollout.errors import SessionRefused
+from rollout.errors import BadConfig, SessionRefused
+from rollout.session.finishing import find_finisher
+from rollout.session.picking import find_picker
 from rollout.session.request import check_text
 from rollout.session.settings import SessionSettings
+from rollout.tito.control import CONTROL_TEXT_SETTINGS
+from rollout.tito.renderer import Tito
 
 
 def read_settings(body: Any, defaults: SessionSettings) -> SessionSettings:
@@ -28,6 +32,26 @@ def read_settings(body: Any, defaults: SessionSettings) -> SessionSettings:
     if given.get("renderer", defaults.renderer) != defaults.renderer:
         raise SessionRefused(400, f"renderer: this server renders {defaults.renderer}")
     return replace(defaults, **given)
+
+
+def check_settings(settings: SessionSettings, tito: Tito) -> None:
+    """Check what a body's kinds do not say: that the parts are installed, and what `tito` can do.
+
+    Raises:
+        UnknownPart: a picker or finisher that there is not.
+        SessionRefused: 400 that names the setting.
+    """
+    find_picker(settings.picker)
+    find_finisher(settings.finisher)
+    if settings.version not in ("v1", "v2"):
+        raise SessionRefused(400, f"version: {settings.version!r} is not v1 or v2")
+    if settings.control_text not in CONTROL_TEXT_SETTINGS:
+        raise SessionRefused(400, f"control_text: want one of {', '.join(CONTROL_TEXT_SETTINGS)}")
+    if settings.control_text == "plain":
+        try:
+            tito.check_plain()
+        except BadConfig as error:
+            raise SessionRefused(400, f"control_text: {error}") from error
 
 
 def _check(name: str, value: Any) -> None:

@@ -10,7 +10,8 @@ from rollout.errors import SessionRefused
 from rollout.session.node import Message, Node, history_of, path_to
 from rollout.session.request import ChatRequest, check_text, order_tool_results
 from rollout.session.settings import SessionSettings
-from rollout.tito.renderer import CannotRender, Rendered, Tito
+from rollout.tito.rendered import CannotRender, Rendered
+from rollout.tito.renderer import Tito
 
 _ROLE_SUFFIX = "; the selected TITO fixed template does not support appending this role"
 

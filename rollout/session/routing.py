@@ -117,7 +117,7 @@ class Router:
         headers["Host"] = f"{_bracketed(request.url.host or self._place.host)}:{self._place.port(slot)}"
         headers.update(more)
         body = await request.read()
-        url = f"{self._place.url(slot)}{request.raw_path}"
+        url = f"{self._place.url(slot)}{request.rel_url.raw_path_qs}"  # a target may be a whole URL
         try:
             reply = await self._http.request(
                 request.method, URL(url, encoded=True), headers=headers, data=body or None, allow_redirects=False

@@ -6,6 +6,7 @@ The same table reads a client's body and a session's pins.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 from rollout.errors import SessionRefused
@@ -135,6 +136,14 @@ def read_session_seed(seed: str | None) -> bytes | None:
         return None if seed is None else bytes.fromhex(seed)
     except (ValueError, TypeError):
         raise SessionRefused(400, "seed: want hex digits") from None
+
+
+def turn_seed(session_seed: bytes, prompt_digest: bytes, before: int) -> int:
+    """First 31 bits of blake2(session seed, prompt digest, generations of that prompt so far)."""
+    digest = blake2b(session_seed, digest_size=16)
+    digest.update(prompt_digest)
+    digest.update(before.to_bytes(4, "little"))
+    return int.from_bytes(digest.digest()[:4], "big") >> 1
 
 
 def read_field(name: str, value: Any, read: Reader, vocabulary: int) -> Any:

@@ -9,32 +9,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from rollout.engine.generation import Generation
-from rollout.errors import BadConfig, SessionRefused
+from rollout.errors import SessionRefused
 from rollout.session import linear, tree
 from rollout.session.collecting import SamplesReply, collect
 from rollout.session.drift import PathDrift
-from rollout.session.finishing import find_finisher
 from rollout.session.matching import find_matcher
 from rollout.session.node import Message, Node, ids_bytes, open_ids_of, path_to, start_digest
-from rollout.session.picking import find_picker
+from rollout.session.opening import check_settings
 from rollout.session.prompting import Prompt, make_prompt
 from rollout.session.recording import record_tape
 from rollout.session.replayed import Replayed, Trunk
 from rollout.session.reply import assistant_message, completion
 from rollout.session.request import ChatRequest, read_request
-from rollout.session.sampling import read_pins, read_session_seed
+from rollout.session.sampling import read_pins, read_session_seed, turn_seed
 from rollout.session.settings import SessionSettings
 from rollout.session.shadow import open_shadow
 from rollout.session.tape import Tape
 from rollout.session.turn import Turn
 from rollout.session.views import metadata_view
-from rollout.tito.control import CONTROL_TEXT_SETTINGS
 from rollout.tito.renderer import Tito
 
 CONTEXT_CODE = "context_length_exceeded"
@@ -53,17 +50,7 @@ def open_session(
         UnknownPart: a matcher, shadow matcher, picker or finisher that there is not.
         SessionRefused: 400, a setting out of bounds; the message names it.
     """
-    find_picker(settings.picker)
-    find_finisher(settings.finisher)
-    if settings.version not in ("v1", "v2"):
-        raise SessionRefused(400, f"version: {settings.version!r} is not v1 or v2")
-    if settings.control_text not in CONTROL_TEXT_SETTINGS:
-        raise SessionRefused(400, f"control_text: want one of {', '.join(CONTROL_TEXT_SETTINGS)}")
-    if settings.control_text == "plain":
-        try:
-            tito.check_plain()
-        except BadConfig as error:
-            raise SessionRefused(400, f"control_text: {error}") from error
+    check_settings(settings, tito)
     return Session(settings, tito, session_id, context_length)
 
 
@@ -278,14 +265,10 @@ class Session:
         return room if wanted is None else min(wanted, room)
 
     def _turn_seed(self, prompt_digest: bytes, client_seed: int | None) -> int | None:
-        """First 31 bits of blake2(session seed, prompt digest, generations of that prompt so far)."""
         if self._seed is None:
             return client_seed
         beside = sum(turn.digest.digest() == prompt_digest for turn in self._running)
-        digest = blake2b(self._seed, digest_size=16)
-        digest.update(prompt_digest)
-        digest.update((self._prompts[prompt_digest] + beside).to_bytes(4, "little"))
-        return int.from_bytes(digest.digest()[:4], "big") >> 1
+        return turn_seed(self._seed, prompt_digest, self._prompts[prompt_digest] + beside)
 
     def _node(self, turn: Turn, generation: Generation, message: Message, committed_at: datetime, rid: str) -> Node:
         parent = turn.parent
@@ -328,7 +311,4 @@ class Session:
         self._forked = self._forked or bool(siblings)
         siblings.append(node)
         if self.settings.version == "v1":
-            keep = self.line.index(node.parent) + 1 if node.parent else 0
-            for dropped in self.line[keep:]:
-                dropped.rolled_back = True
-            self.line[keep:] = [node]
+            linear.attach(self.line, node)

@@ -1,10 +1,28 @@
-"""Where the parts of a rendered conversation lie."""
+"""What a render gives, and where the parts of a rendered conversation lie."""
 
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 
 from renderers.base import RenderedTokens
+
+
+class CannotRender(ValueError):
+    """The family's renderer refuses these messages, tools or template settings; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """Ids of a prompt, or of what is appended to one.
+
+    The last `open_length` of them are the generation prompt. `refusal` says why the bridge could not
+    be used, None where it was.
+    """
+
+    ids: list[int]
+    open_length: int
+    refusal: str | None = None
 
 
 def open_length_of(rendered: RenderedTokens) -> int:

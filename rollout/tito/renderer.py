@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from rollout.tito.control import ControlText
 from rollout.tito.families import ENCODES_ITSELF, build_renderer, check_family, template_fields, thinking_field
 from rollout.tito.parsing import ParsedMessage, parse
 from rollout.tito.prepared import prepared
-from rollout.tito.rendered import end_of, open_length_of
+from rollout.tito.rendered import CannotRender, Rendered, end_of, open_length_of
 from rollout.tito.tokenizer import Tokenizer
 
 Message = dict[str, Any]
@@ -29,23 +28,6 @@ Tools = list[dict[str, Any]] | None
 KNOWN_ROLES = ("assistant", "developer", "system", "tool", "user")
 _PROBE = "role probe"
 _RENDER_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-
-
-class CannotRender(ValueError):
-    """The family's renderer refuses these messages, tools or template settings; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rendered:
-    """Ids of a prompt, or of what is appended to one.
-
-    The last `open_length` of them are the generation prompt. `refusal` says why the bridge could not
-    be used, None where it was.
-    """
-
-    ids: list[int]
-    open_length: int
-    refusal: str | None = None
 
 
 class Tito:

@@ -59,7 +59,7 @@ async def test_after_a_kill_every_session_is_as_it_was_answered(tmp_path: Path, 
 
 
 async def test_idle_sessions_expire_and_those_that_generate_or_are_used_do_not(tmp_path: Path) -> None:
-    async for stage in staged(tmp_path, None, "--idle-s", "1.5", "--journal", str(tmp_path / "journal")):
+    async for stage in staged(tmp_path, None, "--idle-s", "3", "--journal", str(tmp_path / "journal")):
         idle, _ = await stage.open()
         used, _ = await stage.open()
         busy, _ = await stage.open()

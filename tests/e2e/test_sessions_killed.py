@@ -75,7 +75,7 @@ async def test_no_rollout_is_lost_or_begun_again(tmp_path):
                 running = asyncio.create_task(run_shard(INPUTS, context=context, stamp=STAMP))
                 killed = 0
                 for n_calls in (6, 20):
-                    while len(proxy.seen) < n_calls:
+                    while len(proxy.seen) < n_calls and not running.done():
                         await asyncio.sleep(0.01)
                     (pid,) = server_pids(tmp_path)
                     os.kill(pid, signal.SIGKILL)

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scripted import Conversation, play, tiny_tito, user
-from strategies import conversations
+from scripted import Conversation, tiny_tito, user
 
 from rollout.errors import SessionRefused
 from rollout.parity.compare import diff_values
 from rollout.session import picking
-from rollout.session.assembly import assemble
-from rollout.session.finishing import find_finisher
-from rollout.session.node import path_to
 from rollout.session.picking import LeafSample
 
 TITO = tiny_tito()
@@ -265,35 +258,6 @@ def test_c10_an_agents_reward_is_every_kept_samples_and_zero_counts() -> None:
     for reward in (0.0, 0.5):
         assert [reward] * 2 == [s.reward for s in talk.session.samples(metadata={"reward": reward}).samples]
     assert [None] * 2 == [s.reward for s in talk.session.samples(metadata={"reward": None}).samples]
-
-
-@settings(max_examples=60, deadline=None)
-@given(conversations, st.none() | st.integers(20, 300), st.randoms(use_true_random=False))
-def test_c10_over_any_kept_leaves_every_sampled_span_trains_in_exactly_one_sample(
-    steps: list[Any], limit: int | None, chance: Any
-) -> None:
-    """Which leaves are kept, and in which order, is the picker's: whatever it does, train_once gives one owner."""
-    talk = Conversation(TITO, "v2")
-    play(talk, steps)
-    made = []
-    for node in (node for node in talk.session.nodes if not node.children):
-        path = path_to(node)
-        sample = assemble(path, TITO, talk.settings, limit)
-        if sample is not None:
-            made.append(LeafSample(path, sample))
-    kept = chance.sample(made, chance.randint(0, len(made)))
-    whole = [leaf.sample.loss_mask_R.copy() for leaf in kept]
-    find_finisher("train_once")(kept)
-    trained: Counter[int] = Counter()
-    for leaf, before in zip(kept, whole, strict=True):
-        mask, n_first = leaf.sample.loss_mask_R, leaf.path[0].n_prompt
-        assert not (mask > before).any()
-        for node in leaf.path[: leaf.sample.turns]:
-            start = node.n_prompt - n_first
-            span = mask[start : start + len(node.generation.output_ids_O)]
-            assert set(span.tolist()) in ({0}, {1})
-            trained[node.seq] += int(span[0])
-    assert all(1 == trained[node.seq] for leaf in kept for node in leaf.path[: leaf.sample.turns])
 
 
 def test_c10_samples_change_nothing_and_are_the_same_again() -> None:

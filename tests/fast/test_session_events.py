@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 
 import pytest
+from aiohttp.http_exceptions import BadHttpMessage
 
 from rollout.errors import BadConfig, EngineFailed, SessionRefused
-from rollout.session.events import TEXT_LIMIT, EventLog, text_of
+from rollout.session.events import TEXT_LIMIT, EventLog, _Records, text_of
 from rollout.session.options import ServerOptions, read_options
 
 
@@ -51,6 +53,18 @@ def test_a_refusal_is_logged_without_what_it_quotes() -> None:
     assert "the matcher raised" == text_of(caused)
     caused.__cause__ = EngineFailed(503, b"secret")
     assert "the engine answered 503" == text_of(caused)
+
+
+def test_a_line_that_is_no_http_is_logged_without_its_words(pipe: tuple[int, int]) -> None:
+    logger = logging.Logger("aiohttp.server")
+    logger.addHandler(_Records(EventLog("json", pipe[1])))
+    try:
+        raise BadHttpMessage("Invalid header value char: Authorization: Bearer sk-secret")
+    except BadHttpMessage as error:
+        logger.error("Error handling request from %s", "127.0.0.1", exc_info=error)
+    written = os.read(pipe[0], 9999)
+    assert b"Error handling request from 127.0.0.1: BadHttpMessage" in written
+    assert b"sk-secret" not in written
 
 
 @pytest.mark.parametrize(

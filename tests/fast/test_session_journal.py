@@ -169,6 +169,22 @@ def test_what_breaks_off_before_the_session_was_told_is_removed(tmp_path: Path) 
     assert not file.exists()
 
 
+def test_a_file_of_another_release_is_told_and_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(tmp_path)
+    talk, _ = kept.talk("v2")
+    talk.ask(user("a"))
+    kept.journal.close()
+    file = next(tmp_path.glob("*.journal"))
+    content = file.read_bytes()
+    monkeypatch.setattr("rollout.session.journal.FORMAT", 2)
+    later = Kept(tmp_path)
+    later.keeping.restore(TITO)
+    later.journal.close()
+    assert not later.sessions.all()
+    assert content == file.read_bytes()
+    assert "rollout_session_sessions_not_restored_total 1" in later.metrics.text({})
+
+
 def test_a_session_that_does_not_come_out_again_is_told_and_keeps_its_file(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     talk, live = kept.talk("v2")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from strategies import texts
 from vocabulary import qwen3
 
-from rollout.tito.renderer import CannotRender, Tito
+from rollout.tito.rendered import CannotRender
+from rollout.tito.renderer import Tito
 
 IM_START, IM_END, END_OF_TEXT, NEWLINE = 151644, 151645, 151643, 198
 
