@@ -16,10 +16,10 @@ from rollout.engine.tiny import CHECKPOINT
 from rollout.errors import BadConfig, EngineError
 from rollout.home import state_home
 from rollout.lake.datafile import file_digest
+from rollout.lake.paths import S3_SCHEME
 
 MODELS = "models"
 """Folder of fetched checkpoints, below the command's state folder."""
-REMOTE = "s3://"
 
 
 async def fetched_directory(config: BatchConfig, say: Callable[[str], None] | None = None) -> Path:
@@ -34,7 +34,7 @@ async def fetched_directory(config: BatchConfig, say: Callable[[str], None] | No
     Raises:
         BadConfig, BadCheckpoint: it cannot be fetched.
     """
-    if config.model is None or not config.model.startswith(REMOTE):
+    if config.model is None or not config.model.startswith(S3_SCHEME):
         return _local(config.model)
     from rollout.batch.model_source import fetch_model  # fsspec takes a while to import
 
@@ -53,7 +53,7 @@ def tokenizer_directory(model: str | None) -> Path:
     Raises:
         BadConfig, BadCheckpoint: it cannot be fetched.
     """
-    if model is None or not model.startswith(REMOTE):
+    if model is None or not model.startswith(S3_SCHEME):
         return _local(model)
     from rollout.batch.model_source import fetch_model
 

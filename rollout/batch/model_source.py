@@ -22,6 +22,7 @@ from pathlib import Path
 from rollout.batch.model_store import TEXT, ModelStore, Object
 from rollout.engine.checkpoint import INDEX_FILE, WEIGHTS_FILE, read_checkpoint, read_config, weight_names
 from rollout.errors import BadCheckpoint, BadConfig
+from rollout.lake.store import sync_entry
 
 
 def fetch_model(
@@ -140,7 +141,7 @@ def _fetch(store: ModelStore, listed: Mapping[str, Object], folder: Path, *, wei
         _sync(part)
         shutil.rmtree(folder, ignore_errors=True)  # only where a file of it was missing or short
         part.rename(folder)
-        _sync_entry(folder.parent)
+        sync_entry(folder.parent)
     except BadCheckpoint as error:
         raise BadCheckpoint(str(error).replace(str(part), f"model {store.uri}")) from error
     finally:
@@ -149,13 +150,5 @@ def _fetch(store: ModelStore, listed: Mapping[str, Object], folder: Path, *, wei
 
 def _sync(folder: Path) -> None:
     for path in folder.iterdir():
-        _sync_entry(path)
-    _sync_entry(folder)
-
-
-def _sync_entry(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_entry(path)
+    sync_entry(folder)

@@ -17,10 +17,9 @@ from typing import Any
 from rollout.batch.model_progress import Progress
 from rollout.engine.checkpoint import INDEX_FILE
 from rollout.errors import BadCheckpoint, BadConfig, BadInput
-from rollout.lake.paths import s3_options
+from rollout.lake.paths import S3_SCHEME, s3_options
 from rollout.lake.store import s3_filesystem
 
-SCHEME = "s3://"
 FILES = 8
 """Files that are fetched at a time."""
 WAIT_S = 0.2
@@ -137,7 +136,7 @@ class ModelStore:
 
 def _split(uri: str) -> str:
     """`bucket/prefix` of a URI."""
-    where = uri.removeprefix(SCHEME).rstrip("/")
+    where = uri.removeprefix(S3_SCHEME).rstrip("/")
     if not where or "//" in where or ".." in where.split("/") or where.startswith("/"):
         raise BadConfig(f"model {uri!r}: give a directory or s3://bucket/prefix")
     return where

@@ -21,6 +21,7 @@ from rollout.batch.promptrows import DIGEST_BYTES, PromptRow, PromptRows
 from rollout.batch.prompttables import folder_source
 from rollout.config import DEMO_PROMPTS
 from rollout.errors import BadPrompts
+from rollout.lake.paths import S3_SCHEME
 from rollout.row_sampling import Bounds
 
 __all__ = ["ROW_KEYS", "Checked", "PromptRow", "PromptRows", "paced", "parse_prompts", "prompt_bytes", "read_prompts"]
@@ -59,7 +60,7 @@ def _source(path: str | Path) -> Source:
     name = str(path)
     if name == DEMO_PROMPTS:
         return file_source(Content.of(prompt_bytes(name), name), name)
-    if name.startswith("s3://") or not Path(name).expanduser().is_file():
+    if name.startswith(S3_SCHEME) or not Path(name).expanduser().is_file():
         folder = folder_source(name)
         if folder is not None:
             return folder

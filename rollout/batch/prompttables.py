@@ -23,7 +23,7 @@ from rollout.batch.content import reading
 from rollout.batch.promptfiles import BATCH_ROWS, Source, open_parquet, table_errors, table_rows
 from rollout.errors import BadPrompts
 from rollout.lake.datafile import file_digest
-from rollout.lake.paths import s3_options
+from rollout.lake.paths import S3_SCHEME, s3_options
 
 _VERSION = re.compile(r"(?P<table>.+)@v(?P<version>0|[1-9][0-9]{0,17})", re.DOTALL)
 
@@ -37,7 +37,7 @@ def folder_source(path: str) -> Source | None:
     Raises:
         BadPrompts: a folder of another kind, or one that cannot be read.
     """
-    if path.startswith("s3://"):
+    if path.startswith(S3_SCHEME):
         return _delta_source(*_split(path))
     with reading(path):
         folder = Path(path).expanduser()
@@ -83,7 +83,7 @@ def _wrong_folder(folder: Path, path: str) -> str:
 
 def _delta_source(table: str, version: int | None) -> Source:
     name = table if version is None else f"{table}@v{version}"
-    s3 = table.startswith("s3://")
+    s3 = table.startswith(S3_SCHEME)
     uri = table if s3 else os.path.abspath(os.path.expanduser(table))
     try:
         delta = DeltaTable(uri, version=version, storage_options=s3_options(os.environ) if s3 else None)

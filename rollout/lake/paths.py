@@ -18,6 +18,9 @@ from rollout.errors import BadConfig, BadLake
 from rollout.lake.schema import TABLE_NAMES, TableName
 from rollout.lake.store import LocalStore, S3Store, Store
 
+S3_SCHEME = "s3://"
+"""How a URI of an object store begins."""
+
 Area = Literal["staging", "quarantine"]
 
 _BAD_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\\*?\[\]]")
@@ -57,14 +60,14 @@ class LakePaths:
 
     def __init__(self, uri: str | Path, storage_options: dict[str, str] | None = None) -> None:
         text = str(uri)
-        self.is_local = not text.startswith("s3://")
+        self.is_local = not text.startswith(S3_SCHEME)
         self.store: Store
         if self.is_local:
             self.root = str(_local_root(text))
             self.storage_options: dict[str, str] = {}
             self.store = LocalStore(Path(self.root))
         else:
-            prefix = text.removeprefix("s3://").strip("/")
+            prefix = text.removeprefix(S3_SCHEME).strip("/")
             if not prefix or "//" in prefix or ".." in prefix.split("/"):
                 raise BadLake(f"lake {text!r}: give s3://bucket/prefix")
             self.root = f"s3://{prefix}"

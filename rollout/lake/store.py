@@ -96,13 +96,13 @@ class LocalStore:
             return False
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(final.parent)
+        sync_entry(final.parent)
         return True
 
     def replace(self, key: str, data: bytes) -> None:
         final = self.path(key)
         os.replace(self._write_temporary(final, data), final)
-        _sync_folder(final.parent)
+        sync_entry(final.parent)
 
     def _write_temporary(self, final: Path, data: bytes) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ class LocalStore:
         with scratch.open("rb") as written:
             os.fsync(written.fileno())
         os.rename(scratch, final)
-        _sync_folder(final.parent)
+        sync_entry(final.parent)
 
     def link(self, source: str, target: str) -> None:
         final = self.path(target)
@@ -141,7 +141,7 @@ class LocalStore:
         os.link(self.path(source), final)
         # A link keeps the staged time, and vacuum would take it for an old orphan.
         os.utime(final)
-        _sync_folder(final.parent)
+        sync_entry(final.parent)
 
     def size(self, key: str) -> int:
         return self.path(key).stat().st_size
@@ -175,8 +175,9 @@ class LocalStore:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def sync_entry(path: Path) -> None:
+    """fsync a file or folder by its path: a folder, so that the names in it outlive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing_bridge import without_bridge
 from strategies import texts
 from vocabulary import qwen3
 
 from rollout.tito.rendered import CannotRender
-from rollout.tito.renderer import Tito
 
 IM_START, IM_END, END_OF_TEXT, NEWLINE = 151644, 151645, 151643, 198
 
@@ -55,27 +55,12 @@ def test_the_last_turn_alone_gives_the_same_extension_as_all_ids(
     assert IM_START == prompt.ids[-prompt.open_length] == tail.ids[-tail.open_length]
 
 
-class _RefusingBridge:
-    """A renderer whose bridge always refuses; all else is the real one's."""
-
-    def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._renderer, name)
-
-    def bridge_to_next_turn(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
 @settings(max_examples=150, deadline=None)
 @given(history=_new, reply=texts, new=_new, thinking=st.booleans())
 def test_a_full_render_appends_what_the_bridge_could(
     history: list[dict[str, Any]], reply: str, new: list[dict[str, Any]], thinking: bool
 ) -> None:
-    tito, refusing = qwen3(), Tito(qwen3().tokenizer)
-    build = refusing._renderer_of
-    refusing._renderer_of = lambda *given: _RefusingBridge(build(*given))  # type: ignore[assignment]
+    tito, refusing = qwen3(), without_bridge(qwen3())
     prompt = tito.render(history, tools=None, thinking=thinking)
     output = [*tito.tokenizer.encode(reply), IM_END]
     stored = [*history, {"role": "assistant", "content": reply}]

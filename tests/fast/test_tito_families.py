@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from family_talks import Says, Talk, keys_of, results
+from refusing_bridge import without_bridge
 from scripted import TOOLS, user
 from vocabulary import FAMILIES, family
 
@@ -129,28 +130,8 @@ def _check_bridge(talk: Talk, turn: Any) -> None:
     alone = tito.extend(parent.open_ids, output, appended, **given)
     assert whole == alone and alone is not None
     assert turn.appended_ids_P.tolist() == alone.ids
-    rendered = _refusing(tito).extend(parent.open_ids, output, appended, **given)
+    rendered = without_bridge(tito).extend(parent.open_ids, output, appended, **given)
     assert rendered is not None and rendered.ids == alone.ids
-
-
-class _RefusingBridge:
-    """A renderer whose bridge always refuses; all else is the real one's."""
-
-    def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._renderer, name)
-
-    def bridge_to_next_turn(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-def _refusing(tito: Tito) -> Tito:
-    other = Tito(tito.tokenizer, tito.name)
-    build = other._renderer_of
-    other._renderer_of = lambda *given: _RefusingBridge(build(*given))  # type: ignore[assignment]
-    return other
 
 
 @every_family
