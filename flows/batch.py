@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -89,7 +90,7 @@ async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
         worker = None
         if len(staged) < len(batch.plan.shards):
             progress.phase = "starting the engine"
-            worker = await start_worker(stack, batch, state_home())
+            worker = await start_worker(stack, batch, state_home(), partial(_show_start, progress))
         await write_plan(batch)
         progress.first_rollout = time.monotonic()
         slots = asyncio.Semaphore(_shards_at_once(batch))
@@ -106,6 +107,11 @@ async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
             return check
 
         return await _in_order(batch, progress, set(staged), one)
+
+
+def _show_start(progress: BatchProgress, text: str) -> None:
+    progress.phase = f"starting the engine: {text}"
+    get_run_logger().info(text)
 
 
 async def _in_order(

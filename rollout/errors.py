@@ -8,6 +8,8 @@ RolloutLakeError
 │   ├── BadCheckpoint            a model directory that cannot be loaded
 │   ├── BadLake                  a lake path that is not writable or holds something else
 │   ├── PortInUse                a server cannot bind
+│   ├── NoSGLang                 no Python environment with SGLang is at hand
+│   ├── EngineInUse              this host's engines serve another model, or with other flags
 │   └── BatchClosed              the batch is quarantined or discarded
 ├── SessionRefused               a request that a session server refuses (HTTP status and text)
 ├── SessionUnreachable           the session server gave no answer
@@ -94,6 +96,14 @@ class BadLake(BadInput):
 
 class PortInUse(BadInput):
     """A server cannot bind its port; choose another or 0."""
+
+
+class NoSGLang(BadInput):
+    """No Python environment with SGLang is at hand; `make sglang-cpu` builds one for CPUs."""
+
+
+class EngineInUse(BadInput):
+    """The engines of this host are used with another model or other flags; wait for their batch, or do as it does."""
 
 
 class BatchClosed(BadInput):

@@ -41,6 +41,7 @@ RUN_OPTIONS = [
     "--model",
     "--policy-version",
     "--engine",
+    "--engine-recipe",
     "--engine-url",
     "--concurrency",
     "--shard-size",
