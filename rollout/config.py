@@ -92,6 +92,9 @@ class BatchConfig(BaseModel):
     parity_min_equal: float = Field(
         0.95, ge=0.0, le=1.0, description="Share of provable rollouts that must be equal, or the batch is quarantined."
     )
+    parity_live_fraction: float = Field(
+        0.0, ge=0.0, le=1.0, description="Share of rollouts whose agents run again, on both session paths, to compare."
+    )
 
     @field_validator("batch_id")
     @classmethod

@@ -128,6 +128,16 @@ async def attempt_rollout(given: RolloutInput, run: RunContext) -> Attempted:
     return last
 
 
+async def repeat_attempt(given: RolloutInput, run: RunContext, attempt: int) -> Attempted:
+    """One attempt again, under the seed that it had; once more where engine or session server were at fault."""
+    for _ in range(run.config.max_attempts):
+        await run.outages.wait_up(ENGINE_PATIENCE_S)
+        last = await _attempt(given, run, attempt, asyncio.get_running_loop().time() + run.config.rollout_timeout_s)
+        if not last.repeatable:
+            break
+    return last
+
+
 def _worth_another(last: Attempted, config: BatchConfig) -> bool:
     failure = last.outcome.failure
     return last.repeatable or (config.retry_agent_errors and failure is not None and failure.type in AGENT_FAULTS)

@@ -104,10 +104,20 @@ class Worker:
             progress=finished,
         )
         if set(result.counts["failures"]) & set(TRIED_AGAIN):
-            await self._check_children()
+            await self.check_children()
         return result
 
-    async def _check_children(self) -> None:
+    @property
+    def engine_url(self) -> str:
+        """One of the batch's engines, to be asked what it is."""
+        return self._engines.urls[0]
+
+    async def check_children(self) -> None:
+        """Make sure after failures that engine and session server are there.
+
+        Raises:
+            EngineError, SessionUnreachable: one is gone.
+        """
         await self._engines.check()
         await check_settings(self.context.sessions, self.batch.config)
 

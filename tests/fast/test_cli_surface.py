@@ -52,6 +52,7 @@ RUN_OPTIONS = [
     "--canary",
     "--skip-bad-prompts/--no-skip-bad-prompts",
     "--parity-min-equal",
+    "--parity-live-fraction",
 ]
 
 

@@ -39,6 +39,7 @@ def test_the_generated_schema_is_flat_and_follows_the_model():
         ("shard_size", {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 32}),
         ("canary", {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 0}),
         ("parity_min_equal", {"type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.95}),
+        ("parity_live_fraction", {"type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.0}),
     ],
 )
 def test_bounds_and_choices_reach_the_form(name: str, expected: dict):
