@@ -6,6 +6,7 @@ RolloutLakeError
 │   ├── BadConfig                a parameter, or a batch id that was planned with another configuration
 │   ├── UnknownPart              agent, reward, picker, finisher or matcher that is not installed
 │   ├── BadCheckpoint            a model directory that cannot be loaded
+│   ├── EngineMismatch           an engine to compare with serves another vocabulary or architecture
 │   ├── BadLake                  a lake path that is not writable or holds something else
 │   ├── PortInUse                a server cannot bind
 │   ├── NoSGLang                 no Python environment with SGLang is at hand
@@ -88,6 +89,10 @@ class UnknownPart(BadInput):
 
 class BadCheckpoint(BadInput):
     """A model directory is missing, incomplete or of an architecture that cannot be loaded."""
+
+
+class EngineMismatch(BadInput):
+    """The engine to compare with serves another vocabulary or architecture; the batch's ids may end it."""
 
 
 class BadLake(BadInput):

@@ -20,17 +20,22 @@ async def how_it_repeats(url: str, *, embedded: bool) -> Repeats:
     """How the engine at `url` repeats itself; `embedded`: it is the batch's own embedded one."""
     if embedded:
         return "always"
+    return read_repeats(await server_info(url))
+
+
+async def server_info(url: str) -> dict[str, Any]:
+    """An engine's own statement of how it was started; empty where it makes none."""
     try:
         async with aiohttp.ClientSession(timeout=_TIMEOUT) as http, http.get(f"{url.rstrip('/')}/server_info") as reply:
             told = await reply.json() if reply.status == 200 else None
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-        return "never"
-    return read_repeats(told)
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
-def read_repeats(told: Any) -> Repeats:
+def read_repeats(told: dict[str, Any]) -> Repeats:
     """The same from the body of /server_info."""
-    if not isinstance(told, dict) or told.get("enable_deterministic_inference") is not True:
+    if told.get("enable_deterministic_inference") is not True:
         return "never"
     if told.get("disable_radix_cache") is not True:
         return "never"

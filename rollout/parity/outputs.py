@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout.parity.compare import show
-from rollout.parity.ulp import Unit, common_unit, same_bits, ulp_distances
+from rollout.parity.ulp import Unit, unit_of, same_bits, ulp_distances
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ def compare_outputs(
     n_shared = int(parted[0]) if len(parted) else n_both
     first_token = n_shared if len(parted) or len(ids_A) != len(ids_B) else None
     a, b = log_probs_A[:n_shared], log_probs_B[:n_shared]
-    unit = common_unit(a, b)
+    unit = unit_of(a, b)
     moved = np.flatnonzero(~same_bits(a, b))
     first_log_prob = int(moved[0]) if len(moved) else None
     path = ""
