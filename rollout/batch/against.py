@@ -65,7 +65,7 @@ async def compare_engines(
             engine_b=_describe(url, info, await server_info(url)),
             n_rollouts=len(keys),
         )
-        asking = _Asking(client, tito, concurrency, check_ids="vocab_size" not in info)
+        asking = _Asking(client, tito, concurrency, check_ids=info.get("vocab_size") is None)
         await _compare(asking, read_tapes(view, keys, chosen), report, len(chosen), progress)
     finally:
         await client.close()

@@ -35,7 +35,8 @@ class Bin:
 class CrossReport:
     """A batch's tapes (`engine_a`) against another engine (`engine_b`): descriptions of both, and counts.
 
-    `ulps` has the shared ids' log-probs by unit (rollout.parity.ulp) and distance. `n_rollouts` are those of the batch, `verdicts` those compared.
+    `ulps` has the shared ids' log-probs by unit (rollout.parity.ulp) and distance. `n_rollouts` are those of
+    the batch, `verdicts` those compared.
     """
 
     batch_id: str

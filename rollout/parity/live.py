@@ -103,6 +103,10 @@ def judge_live(
         failure = run.outcome.failure
         if failure is not None and failure.type in UNPROVABLE:
             return LiveVerdict(verdict="not_comparable", reason=f"run_failed: {failure.type}: {failure.message}")
+    for run, where in ((original, "the batch's run"), (again, "own path again"), (other, "other path")):
+        paths = _not_its_sessions(run.tape, tito)
+        if paths:
+            return LiveVerdict(verdict="differs", reason=f"session_path: {where}, own replay", paths=paths)
     before = first_difference(original, again, tito)
     between = first_difference(again, other, tito)
     if between is not None and between.kind != "engine":
@@ -143,14 +147,13 @@ def _as_verdict(found: Difference, verdict: VerdictName, where: str) -> LiveVerd
 
 
 def first_difference(a: Run, b: Run, tito: Tito) -> Difference | None:
-    """The first exchange in which two runs part, and whose doing it is; None: all exchanges are the same."""
+    """The first exchange in which two runs part, and whose doing it is; None: all exchanges are the same.
+
+    Both tapes are such as their own versions replay to the end.
+    """
     bodies_a, bodies_b = _bodies(a.tape, tito), _bodies(b.tape, tito)
-    for bodies in (bodies_a, bodies_b):
-        if isinstance(bodies, Difference):
-            return bodies
-    assert not isinstance(bodies_a, Difference) and not isinstance(bodies_b, Difference)
-    for seq in range(min(len(bodies_a), len(bodies_b))):
-        asked = diff_values(bodies_a[seq], bodies_b[seq], f"exchange[{seq}].body")
+    for seq, (body_a, body_b) in enumerate(zip(bodies_a, bodies_b, strict=False)):
+        asked = diff_values(body_a, body_b, f"exchange[{seq}].body")
         if asked:
             return Difference(kind="agent", seq=seq, path=asked[0])
         found = _exchange_difference(a.tape, b.tape, seq)
@@ -159,13 +162,16 @@ def first_difference(a: Run, b: Run, tito: Tito) -> Difference | None:
     return _ends(a.tape, b.tape)
 
 
-def _bodies(tape: Tape, tito: Tito) -> list[dict[str, Any]] | Difference:
-    """What the client sent, exchange by exchange; a tape that is not its own session's is that session's fault."""
-    replayed = replay(tape, version=tape.settings.version, tito=tito)
-    if replayed.stop is not None:
-        seq, path = len(replayed.session.nodes), f"own replay: {replayed.stop.paths[0]}"
-        return Difference(kind="session_path", seq=seq, path=path)
-    return [replayed.client.body(seq) for seq in range(len(tape.exchanges))]
+def _not_its_sessions(tape: Tape, tito: Tito) -> list[str]:
+    """How a tape is not what a session of its own version makes; empty where it is. The server's doing, then."""
+    stop = replay(tape, version=tape.settings.version, tito=tito).stop
+    return [] if stop is None else stop.paths
+
+
+def _bodies(tape: Tape, tito: Tito) -> list[dict[str, Any]]:
+    """What the client sent, exchange by exchange."""
+    client = replay(tape, version=tape.settings.version, tito=tito).client
+    return [client.body(seq) for seq in range(len(tape.exchanges))]
 
 
 def _exchange_difference(a: Tape, b: Tape, seq: int) -> Difference | None:

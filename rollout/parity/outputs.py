@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout.parity.compare import show
-from rollout.parity.ulp import Unit, unit_of, same_bits, ulp_distances
+from rollout.parity.ulp import Unit, same_bits, ulp_distances, unit_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
