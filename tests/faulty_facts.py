@@ -13,7 +13,8 @@ from faulty_proxy import FaultyProxy
 
 
 class FaultyFacts(FaultyProxy):
-    """`facts` stand in its /model_info and `server_facts` in its /server_info in place of the engine's, `late_s` is how far its clock is behind.
+    """`facts` stand in its /model_info and `server_facts` in its /server_info in place of the engine's, `late_s` is
+    how far its clock is behind.
 
     `change(request, reply)` may spoil each generation; `ask(request)` what the engine is asked for.
     """

@@ -175,7 +175,7 @@ def summarize(parity: pa.Table) -> ParitySummary:
         verdicts=verdicts,
         reasons=kinds,
         share=n_equal / n_with_sample if n_with_sample else None,
-        seconds=float(sum(replayed.column("seconds").to_pylist())),
+        seconds=float(pc.sum(replayed.column("seconds")).as_py() or 0.0),
         live=live,
         live_reasons=live_kinds,
     )
