@@ -113,23 +113,23 @@ def judge_live(
         parting = _parting(again, other, tito)
         if parting is not None and parting[0] <= between.seq:
             return LiveVerdict(verdict="not_comparable", reason=f"versions_part: {parting[1]}")
-    for found, where in ((before, _TWICE), (between, _versions(again, other))):
-        if found is not None and found.kind == "session_path":
-            return _as_verdict(found, "differs", where)
-    for found, where in ((before, _TWICE), (between, _versions(again, other))):
-        if found is not None and found.kind == "agent":
-            return _as_verdict(found, "not_comparable", where)
+    parted = [(before, _TWICE), (between, _versions(again, other))]
+    for kind, verdict in _WHATEVER_THE_ENGINE.items():
+        for found, where in parted:
+            if found is not None and found.kind == kind:
+                return _as_verdict(found, verdict, where)
     if between is not None:
         return _as_verdict(between, "differs" if repeats_live else "not_comparable", _versions(again, other))
     if before is not None and repeats_in_batch:
         return _as_verdict(before, "differs", _TWICE)
-    verdict = _judge_samples(again, other, tito)
-    if before is not None and verdict.verdict == "equal":
-        return replace(verdict, reason=f"batch_load: {_TWICE}: {before.path}")
-    return verdict
+    judged = _judge_samples(again, other, tito)
+    if before is not None and judged.verdict == "equal":
+        return replace(judged, reason=f"batch_load: {_TWICE}: {before.path}")
+    return judged
 
 
 _TWICE = "batch against own path again"
+_WHATEVER_THE_ENGINE: dict[str, VerdictName] = {"session_path": "differs", "agent": "not_comparable"}
 
 
 def _versions(a: Run, b: Run) -> str:

@@ -46,7 +46,7 @@ def flip_after(proxy: FaultyFacts, n_good: int) -> None:
     proxy.change = change
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_an_engine_that_moves_one_bit_is_named_and_judged_by_its_promise(
     quick_rollout, engine, tmp_path: Path, deterministic: bool
 ):
