@@ -32,8 +32,10 @@ _BAD_CHECKPOINT = f"{BadCheckpoint.__name__}: "
 _KEEPALIVE_S = 3600.0
 
 
-async def start_embedded(model: Path | None, *, log: Path) -> Child:
+async def start_embedded(model: Path | None, *, log: Path, port: int = 0) -> Child:
     """Start the engine on `model` (None: the checkpoint that ships in the package), stderr to `log`.
+
+    `port`: one that the caller holds (rollout.engine.ports); 0 takes a free one.
 
     The child ends with this process. Its `facts`: port, model_path, context_length, vocab_size,
     weight_version.
@@ -49,6 +51,7 @@ async def start_embedded(model: Path | None, *, log: Path) -> Child:
     await asyncio.to_thread(read_checkpoint, model)
     written = log.stat().st_size if log.exists() else 0
     argv = [sys.executable, "-m", "rollout.engine.embedded", "--model", str(model)]
+    argv += ["--port", str(port)]
     try:
         return await start(argv, log=log)
     except ChildFailed:
