@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bench.figures import machine, medians, publish, table
@@ -162,8 +161,8 @@ def _report(name: str, tokens: int, runs: list[Figures]) -> None:
     straight = rates["straight at the engine"]
     text = "\n\n".join(
         [
-            f"{name}, {tokens} sampled tokens a turn, {rollouts(name, tokens)} rollouts of {TURNS} turns, {CONCURRENCY} at "
-            f"once, {len(runs)} runs of each side, medians. The replay sampled the recorded ids in "
+            f"{name}, {tokens} sampled tokens a turn, {rollouts(name, tokens)} rollouts of {TURNS} turns, "
+            f"{CONCURRENCY} at once, {len(runs)} runs of each side, medians. The replay sampled the recorded ids in "
             f"{100 * one['same'] / (rollouts(name, tokens) * TURNS):.1f} % of its turns.",
             table(["side", "tokens/s", "ratio"], [(side, rate, rate / straight) for side, rate in rates.items()]),
             table(
