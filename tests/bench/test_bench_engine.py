@@ -7,24 +7,21 @@ BENCH_ROLLOUTS (64) and BENCH_REPEATS (1) size it; at the smoke size a rollout i
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bench.figures import machine, medians, publish, table
-from bench.talker import AGENT
+from bench.flow_load import BATCH, Figures, group_cpu_s, run_flow
 from bench.tape_load import read_tapes, replay_tapes
-from bench.usage import DRIVER, run_measured
+from bench.usage import DRIVER
 
 from rollout.engine.embedded import start_embedded
 from rollout.engine.launch import launch
 from rollout.engine.recipes import tiny_cpu
 from rollout.engine.tiny import CHECKPOINT
-from rollout.parts import ALLOWED_MODULES
 from rollout.process import Child
 from rollout.tito.renderer import Tito
 from rollout.tito.tokenizer import load_tokenizer
@@ -38,10 +35,6 @@ LENGTHS = (200, 20)
 """Sampled tokens of a turn."""
 SGLANG = os.environ.get("ROLLOUT_SGLANG_PYTHON")
 ENGINES = ("embedded", "sglang") if SGLANG else ("embedded",)
-TESTS = Path(__file__).parents[1]
-SIDES = Path(__file__).with_name("sides.py")
-BATCH = "bench"
-Figures = dict[str, float]
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]
 
@@ -72,12 +65,14 @@ def test_a_batch_through_the_flow_against_its_own_requests(engine: tuple[str, Ch
     for repeat in range(REPEATS):
         folder = tmp_path / str(repeat)
         folder.mkdir()
-        flow = _flow(folder, child, tokens, rollouts(name, tokens))
+        flow = run_flow(
+            folder, child, count=rollouts(name, tokens), turns=TURNS, tokens=tokens, concurrency=CONCURRENCY
+        )
         tapes = read_tapes(str(folder / "lake"), BATCH)
-        spent, own = _group_cpu_s(child), time.process_time()
+        spent, own = group_cpu_s(child), time.process_time()
         given = replay_tapes(tapes, child.url, concurrency=CONCURRENCY, stop_ids=tito.stop_token_ids)
         again = asyncio.run(given)
-        spent, own = _group_cpu_s(child) - spent, time.process_time() - own
+        spent, own = group_cpu_s(child) - spent, time.process_time() - own
         expected = rollouts(name, tokens) * TURNS
         assert expected == sum(len(tape.exchanges) for tape in tapes) == again.turns
         assert expected * tokens == flow["tokens"] == again.tokens
@@ -87,68 +82,6 @@ def test_a_batch_through_the_flow_against_its_own_requests(engine: tuple[str, Ch
             {**flow, "replay_s": again.seconds, "replay_engine_cpu": spent, "client_cpu": own, "same": again.same}
         )
     _report(name, tokens, runs)
-
-
-def _flow(folder: Path, child: Child, tokens: int, count: int) -> Figures:
-    """The command as a user starts it; wall seconds of its parts and CPU seconds by process."""
-    metadata = {"turns": TURNS, "tokens": tokens, "stop": load_tokenizer(str(CHECKPOINT)).eos_token_id}
-    rows = [
-        {
-            "messages": [{"role": "user", "content": f"Tell me about the number {n}."}],
-            "label": "0",
-            "metadata": metadata,
-        }
-        for n in range(count)
-    ]
-    prompts, marks_file = folder / "prompts.jsonl", folder / "marks.json"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {
-        "prompts": prompts,
-        "lake": folder / "lake",
-        "batch-id": BATCH,
-        "agent": AGENT,
-        "n-samples-per-prompt": 1,
-        "max-new-tokens": tokens + 1,
-        "concurrency": CONCURRENCY,
-        "engine": "external",
-        "engine-url": child.url,
-        "model": CHECKPOINT,
-        "seed": 7,
-    }
-    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"ROLLOUT_HOME": str(folder / "state"), "PREFECT_HOME": str(folder / "no-profile")}
-    paths = (str(TESTS), env.get("PYTHONPATH", ""))
-    env |= {ALLOWED_MODULES: "bench.talker", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    spent = _group_cpu_s(child)
-    usage = run_measured([sys.executable, str(SIDES), "flow", str(marks_file), *flags], env=env, log=folder / "log")
-    spent = _group_cpu_s(child) - spent
-    marks = json.loads(marks_file.read_text())
-    assert {"equal": count} == marks["verdicts"]
-    roles = usage.by_role(marks["children_started"], marks["published"])
-    return {
-        "tokens": marks["tokens"],
-        "rollouts_s": marks["last_rollout"] - marks["children_started"],
-        "flow_s": marks["published"] - marks["children_started"],
-        "flow_engine_cpu": spent,
-        "others_cpu": usage.others_s - spent,
-        **{f"{role} cpu": roles.get(role, 0.0) for role in (DRIVER, "session server", "checkers", "Prefect server")},
-    }
-
-
-def _group_cpu_s(child: Child) -> float:
-    """CPU seconds of the engine: every living process of its session, and the children they have reaped."""
-    total, ticks = 0, os.sysconf("SC_CLK_TCK")
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(fields[3]) == child.process.pid:
-            total += sum(map(int, fields[11:15]))
-    return total / ticks
 
 
 def _report(name: str, tokens: int, runs: list[Figures]) -> None:
