@@ -69,6 +69,12 @@ class BatchConfig(BaseModel):
     model: str | None = Field(
         None, description="Checkpoint: a directory or s3://bucket/prefix; null: the shipped one. External: tokenizer."
     )
+    lora: str | None = Field(
+        None, min_length=1, max_length=1000, description="LoRA adapter that samples, by its name at the engine."
+    )
+    routed_experts: bool = Field(
+        False, description="Keep which experts of a mixture each token was routed to; the engine must give them."
+    )
     policy_version: str | None = Field(None, description="Name of the policy's weights, written to every row.")
     engine: Literal["embedded", "sglang", "external"] = Field(
         "embedded", description="Where tokens come from: the embedded engine, SGLang on this host, or engine_url."
@@ -120,6 +126,9 @@ class BatchConfig(BaseModel):
             raise ValueError("engine_url goes with engine=external, and external needs one")
         if (self.engine == "sglang") != (self.engine_recipe is not None):
             raise ValueError("engine_recipe goes with engine=sglang, and sglang needs one")
+        for name in ("lora", "routed_experts"):
+            if self.engine == "embedded" and getattr(self, name):
+                raise ValueError(f"{name} needs SGLang: the embedded engine serves dense models without adapters")
         return self
 
     @property
@@ -169,6 +178,8 @@ IDENTITY_OPTIONS = (
     "rollout_ids",
     "enable_thinking",
     "renderer",
+    "lora",
+    "routed_experts",
 )
 """Fields that decide what a batch's rows are, and so go into its config hash beside the prompt
 bytes, the model's digest and the package version. URLs, concurrency, shard size, time-outs,

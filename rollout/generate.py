@@ -193,6 +193,8 @@ def session_settings(
         "max_seq_len": config.max_seq_len,
         "max_turns": config.max_turns,
         "control_text": config.control_text,
+        "lora": config.lora,
+        "routed_experts": config.routed_experts,
     }
 
 

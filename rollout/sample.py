@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ class Sample:
     weight_spans: list[WeightSpan] = field(default_factory=list)
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    # int32, little-endian: (tokens - 1, layers, experts per token), row i which experts token i was routed to
     routed_experts: bytes | None = None
     routed_experts_shape: list[int] | None = None
     remove_sample: bool = False
@@ -114,9 +116,22 @@ class Sample:
             raise InvalidSample(f"sibling: {self.sibling} is not within 0..{self.siblings - 1}")
         if self.failure is not None and (self.reward is not None or not self.remove_sample):
             raise InvalidSample("failure: a failed rollout has no reward and remove_sample set")
+        self._check_routed_experts()
         for span in self.weight_spans:
             if not 0 <= span.start <= span.end <= n_response:
                 raise InvalidSample(f"weight_spans: [{span.start}, {span.end}) is outside the response")
+
+    def _check_routed_experts(self) -> None:
+        data, shape = self.routed_experts, self.routed_experts_shape
+        if data is None and shape is None:
+            return
+        if data is None or shape is None or len(data) != 4 * prod(shape):
+            size = "none" if data is None else f"{len(data)} bytes"
+            raise InvalidSample(f"routed_experts: {size}, want int32 of the shape {shape}")
+        if not shape or shape[0] != len(self.tokens_T) - 1:
+            raise InvalidSample(
+                f"routed_experts: shape {shape}, want a row per token but the last of {len(self.tokens_T)}"
+            )
 
 
 def _check_dtype(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> None:

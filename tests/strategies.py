@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def samples(draw: st.DrawFn) -> Sample:
     siblings = draw(st.integers(1, 3))
     spans = st.tuples(texts, st.integers(0, n_response), st.integers(0, n_response))
     metadata = draw(st.dictionaries(texts, json_values, max_size=3))
+    sizes = st.lists(st.integers(1, 2), min_size=2, max_size=2)
+    routed = [len(tokens) - 1, *draw(sizes)] if tokens and draw(st.booleans()) else None
     return Sample(
         group_index=draw(st.none() | int64s),
         index=draw(st.integers(0, 2**40)),
@@ -74,8 +77,10 @@ def samples(draw: st.DrawFn) -> Sample:
         ],
         cached_tokens=draw(st.integers(0, 2**40)),
         prompt_tokens=draw(st.integers(0, 2**40)),
-        routed_experts=draw(st.none() | st.binary(max_size=4)),
-        routed_experts_shape=draw(st.none() | st.lists(st.integers(0, 9), max_size=3)),
+        routed_experts=None
+        if routed is None
+        else draw(st.binary(min_size=4 * prod(routed), max_size=4 * prod(routed))),
+        routed_experts_shape=routed,
         remove_sample=failure is not None or draw(st.booleans()),
         metadata={**metadata, "lifecycle": draw(lifecycles()), "leaf": {"node_id": draw(st.integers(0, 9))}},
         train_metadata=draw(st.none() | st.dictionaries(texts, json_values, max_size=2)),

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from rollout.batch.served import check_served
 from rollout.columns import blake2b_256
 from rollout.config import BatchConfig
 from rollout.engine.checkpoint import read_checkpoint
@@ -67,12 +68,14 @@ def _local(model: str | None) -> Path:
 async def model_digest(config: BatchConfig, directory: Path) -> str:
     """Digest of the model's weights in hex: of the checkpoint's files, or of an external engine's own statement.
 
+    A LoRA adapter's weights are in it too.
+
     Args:
         directory: what fetched_directory gave for `config`.
 
     Raises:
         BadCheckpoint: the directory cannot be loaded.
-        BadConfig: the external engine does not answer.
+        BadConfig: the external engine does not answer, or not serve what the batch wants of it.
     """
     if config.engine == "embedded":
         return await asyncio.to_thread(checkpoint_digest, directory)
@@ -81,11 +84,12 @@ async def model_digest(config: BatchConfig, directory: Path) -> str:
     client = EngineClient(str(config.engine_url), timeout_s=10.0)
     try:
         info = await client.model_info()
+        adapter = await check_served(client, config)
     except EngineError as error:
         raise BadConfig(f"engine_url {config.engine_url}: {error}") from error
     finally:
         await client.close()
-    return blake2b_256(str(info.get("model_path")).encode(), str(info.get("weight_version")).encode()).hex()
+    return blake2b_256(str(info.get("model_path")).encode(), str(info.get("weight_version")).encode(), *adapter).hex()
 
 
 def checkpoint_digest(directory: Path) -> str:

@@ -64,6 +64,14 @@ class EngineClient:
         """
         return await self._exchange("GET", "/model_info", _ADMIN_TIMEOUT_S)
 
+    async def facts(self, path: str) -> dict[str, Any]:
+        """What the engine tells of itself at `path`: /server_info, /v1/models.
+
+        Raises:
+            EngineError: as for `generate`.
+        """
+        return await self._exchange("GET", path, _ADMIN_TIMEOUT_S)
+
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()

@@ -1,6 +1,10 @@
 """What one `/generate` call gave, read strictly: a breach of the contract is an error, never padded.
 
 Shapes: `_O` counts sampled ids. Reply format: SGLang's native `/generate`, `return_logprob` on.
+
+Routed experts are int32, little-endian, of shape (rows, layers, experts per token): the row of an id says which
+experts its forward pass chose in each layer. The last sampled id was not passed through the model yet, so the rows
+of a generation end with that of the last id but one.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +28,11 @@ Finish = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Generation:
-    """One turn's sampled ids with their log-probs. `weight_spans` counts from the turn's first sampled id."""
+    """One turn's sampled ids with their log-probs. `weight_spans` counts from the turn's first sampled id.
+
+    `routed_experts` may lack leading rows: of `routed_experts_shape[0]` rows the last is always that of the
+    last id but one.
+    """
 
     output_ids_O: NDArray[np.int32]
     output_log_probs_O: NDArray[np.float64]
@@ -38,17 +47,30 @@ class Generation:
     engine_seconds: float = 0.0
 
 
-def read_generation(reply: Mapping[str, Any], *, vocabulary: int, n_prompt: int | None = None) -> Generation:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedExperts:
+    """Routed experts that a request asked for: the rows of its ids from place `start` on."""
+
+    layers: int
+    per_token: int
+    start: int
+
+
+def read_generation(
+    reply: Mapping[str, Any], *, vocabulary: int, n_prompt: int | None = None, experts: AskedExperts | None = None
+) -> Generation:
     """The generation in an engine's reply.
 
     Args:
         reply: the parsed body of a 200 answer to `/generate`.
         vocabulary: ids are valid in [0, vocabulary).
         n_prompt: ids that were sent; an engine that counts others did not see our prompt.
+        experts: the rows that were asked for. Without them only whole ones are read, in one axis.
 
     Raises:
         EngineError: counts that disagree, a missing or non-finite log-prob, an id outside the
-            vocabulary, an unknown finish reason, no sampled id at all.
+            vocabulary, an unknown finish reason, no sampled id at all, no routed experts where they were
+            asked for (an aborted generation has none).
     """
     meta = reply.get("meta_info")
     if not isinstance(meta, dict):
@@ -60,7 +82,7 @@ def read_generation(reply: Mapping[str, Any], *, vocabulary: int, n_prompt: int 
     finish, matched = _finish(meta)
     version = meta.get("weight_version")
     version = None if version is None else str(version)
-    experts, experts_shape = _routed_experts(meta, len(ids_O))
+    rows, rows_shape = _routed_experts(meta, len(ids_O), experts, needed=finish != "abort")
     return Generation(
         output_ids_O=ids_O,
         output_log_probs_O=log_probs_O,
@@ -70,8 +92,8 @@ def read_generation(reply: Mapping[str, Any], *, vocabulary: int, n_prompt: int 
         prompt_tokens=_count(meta, "prompt_tokens"),
         weight_version=version,
         weight_spans=_weight_spans(meta, version, len(ids_O)),
-        routed_experts=experts,
-        routed_experts_shape=experts_shape,
+        routed_experts=rows,
+        routed_experts_shape=rows_shape,
         engine_seconds=_seconds(meta),
     )
 
@@ -144,16 +166,26 @@ def _weight_spans(meta: dict[str, Any], version: str | None, n_output: int) -> l
     return spans
 
 
-def _routed_experts(meta: dict[str, Any], n_output: int) -> tuple[bytes | None, list[int] | None]:
-    """Rows (prompt + completion - 1) of int32, layers and top-k in one axis: the reply does not tell them apart."""
+def _routed_experts(
+    meta: dict[str, Any], n_output: int, asked: AskedExperts | None, *, needed: bool
+) -> tuple[bytes | None, list[int] | None]:
+    """The rows and their shape; an engine that does not know where to start gives all of them."""
     given = meta.get("routed_experts")
     if given is None:
+        if asked is not None and needed:
+            raise EngineError("the engine gave no routed experts: start it with --enable-return-routed-experts")
         return None, None
     try:
         data = base64.b64decode(given, validate=True)
     except (binascii.Error, TypeError, ValueError):
         raise EngineError("meta_info.routed_experts is not base64") from None
-    rows = _count(meta, "prompt_tokens") + n_output - 1
-    if rows <= 0 or len(data) % (4 * rows):
-        raise EngineError(f"meta_info.routed_experts: {len(data)} bytes are no int32 rows of {rows} tokens")
-    return data, [rows, len(data) // (4 * rows)]
+    whole = _count(meta, "prompt_tokens") + n_output - 1
+    if asked is None:
+        shapes = [[whole, len(data) // (4 * whole)]] if whole > 0 else []
+    else:
+        shapes = [[rows, asked.layers, asked.per_token] for rows in (whole - asked.start, whole)]
+    for shape in shapes:
+        if len(data) == 4 * prod(shape):
+            return data, shape
+    wanted = f", want shape {shapes[0]}" if shapes else ""
+    raise EngineError(f"meta_info.routed_experts: {len(data)} bytes are no int32 rows of {whole} tokens{wanted}")

@@ -29,7 +29,7 @@ from rollout.session.journal import Journal, Opened
 from rollout.session.keeping import Keeping
 from rollout.session.live import LiveSession, LiveSessions, new_key, new_session_id
 from rollout.session.metrics import Metrics
-from rollout.session.opening import read_settings
+from rollout.session.opening import NOT_ROUTED, read_settings
 from rollout.session.options import ServerOptions
 from rollout.session.session import open_session
 from rollout.session.settings import SessionSettings
@@ -165,6 +165,8 @@ class SessionServer:
     async def _open(self, request: web.Request) -> web.Response:
         self._sessions.check_driver(sent_tokens(request))
         settings = read_settings(await read_body(request), self._defaults)
+        if settings.routed_experts and self._tito.tokenizer.routed is None:
+            raise SessionRefused(400, NOT_ROUTED)
         context = await self._context_length()
         self._sessions.check_room()
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rollout.sample import Sample, Status, WeightSpan
+from rollout.session.experts import experts_of
 from rollout.session.node import Node
 from rollout.session.settings import SessionSettings
 from rollout.tito.renderer import Tito
@@ -55,7 +56,7 @@ def assemble(chain: Sequence[Node], tito: Tito, settings: SessionSettings, max_s
         spans.extend(_shifted(generation.weight_spans, n_response, turn.n_output))
         n_response += len(output)
     sampling = last.node.settings.get("sampling", {})
-    experts, experts_shape = _routed_experts(last)
+    experts, experts_shape = experts_of([turn.node for turn in turns], len(first.appended_ids_P) + n_response)
     return Sample(
         prompt=first.appended,
         tokens_T=np.concatenate(tokens),
@@ -121,16 +122,6 @@ def _shifted(spans: Sequence[WeightSpan], by: int, n_output: int) -> list[Weight
         for span in spans
         if span.start < n_output
     ]
-
-
-def _routed_experts(turn: Turn) -> tuple[bytes | None, list[int] | None]:
-    generation = turn.node.generation
-    data, shape = generation.routed_experts, generation.routed_experts_shape
-    dropped = len(generation.output_ids_O) - turn.n_output
-    if data is None or not shape or not dropped:
-        return data, shape
-    rows = shape[0] - dropped
-    return data[: rows * (len(data) // shape[0])], [rows, *shape[1:]]
 
 
 def lifecycle(chain: Sequence[Node]) -> dict[str, Any] | list[dict[str, Any]]:

@@ -142,7 +142,8 @@ class Chat:
         session_id = live.session.session_id
         try:
             reply = await self._engine.generate(turn.engine_body, rid=rid, session_id=session_id)
-            return read_generation(reply, vocabulary=self._vocabulary, n_prompt=turn.n_prompt)
+            n_prompt, experts = turn.n_prompt, turn.experts
+            return read_generation(reply, vocabulary=self._vocabulary, n_prompt=n_prompt, experts=experts)
         except asyncio.CancelledError:
             self._metrics.add("aborted_total")
             self._events.write("aborted", session_id=session_id, rid=rid)

@@ -13,6 +13,8 @@ from rollout.session.settings import SessionSettings
 from rollout.tito.control import CONTROL_TEXT_SETTINGS
 from rollout.tito.renderer import Tito
 
+NOT_ROUTED = "routed_experts: the tokenizer's config.json is not that of a mixture of experts"
+
 
 def read_settings(body: Any, defaults: SessionSettings) -> SessionSettings:
     """Settings as given, the server's where they are not; null is not given.
@@ -59,7 +61,7 @@ def _check(name: str, value: Any) -> None:
         good, want = isinstance(value, dict), "an object"
     elif name in ("max_seq_len", "max_turns"):
         good, want = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a positive integer"
-    elif name == "enable_thinking":
+    elif name in ("enable_thinking", "routed_experts"):
         good, want = isinstance(value, bool), "true or false"
     else:
         good, want = isinstance(value, str), "a text"

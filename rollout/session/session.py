@@ -18,6 +18,7 @@ from rollout.errors import SessionRefused
 from rollout.session import linear, tree
 from rollout.session.collecting import SamplesReply, collect
 from rollout.session.drift import PathDrift
+from rollout.session.experts import ask_experts
 from rollout.session.matching import find_matcher
 from rollout.session.node import Message, Node, ids_bytes, open_ids_of, path_to, start_digest
 from rollout.session.opening import check_settings
@@ -77,6 +78,7 @@ class Session:
         self._shadow = open_shadow(settings)
         self._pins = read_pins(settings.sampling, vocabulary=tito.vocabulary)
         self._seed = read_session_seed(settings.seed)
+        self._routed = tito.tokenizer.routed if settings.routed_experts else None
         usable = None if context_length is None else context_length - 1
         limits = [limit for limit in (settings.max_seq_len, usable) if limit is not None]
         self._max_tokens = min(limits) if limits else None
@@ -246,6 +248,7 @@ class Session:
             sampling_seed=self._turn_seed(digest.digest(), request.seed),
             stop_token_ids=self._tito.stop_token_ids,
             lora=self.settings.lora,
+            experts=ask_experts(parent, self._routed),
             seen=seen,
             requested_at=requested_at,
             refusal=prompt.rendered.refusal,

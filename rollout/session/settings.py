@@ -18,7 +18,8 @@ class SessionSettings:
 
     `sampling` pins parameters over the client's own values; `seed` is hex, null samples without one.
     `shadow_matcher` names a matcher that is asked beside `matcher` and only counted; null asks none.
-    `renderer` and `enable_thinking` come from the server: they decide every prompt id.
+    `lora` names an adapter at the engine; with `routed_experts` the engine is asked which experts of a mixture it
+    used. `renderer` and `enable_thinking` come from the server: they decide every prompt id.
     """
 
     version: SessionVersion = "v2"
@@ -32,6 +33,7 @@ class SessionSettings:
     max_turns: int | None = None
     control_text: str = "reference"
     lora: str | None = None
+    routed_experts: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
     renderer: str = "qwen3"
     enable_thinking: bool = False

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from rollout.engine.generation import AskedExperts
 from rollout.session.node import Message, Node, path_to, tokens_of
 from rollout.session.request import ChatRequest
 from rollout.session.shadow import Decision
@@ -26,6 +27,7 @@ class Turn:
     `refusal` says why the renderer's bridge could not be used, None where it was; `unknown_results`
     counts runs of tool results with an id that no call has; `shadow` is what the session's shadow
     matcher would have decided, None without one; `spelled` as Replayed.spelled of the parent.
+    `experts` are the routed experts that the engine is asked for.
     """
 
     request: ChatRequest
@@ -41,6 +43,7 @@ class Turn:
     sampling_seed: int | None
     stop_token_ids: list[int]
     lora: str | None
+    experts: AskedExperts | None
     seen: int
     requested_at: datetime
     refusal: str | None = None
@@ -94,8 +97,12 @@ class Turn:
                 parameters["min_new_tokens"] = min(parameters["min_new_tokens"], self.max_new_tokens)
         if self.sampling_seed is not None:
             parameters["sampling_seed"] = self.sampling_seed
-        request = {"input_ids": input_ids, "sampling_params": parameters, "return_logprob": True}
-        return {**request, "lora_path": self.lora} if self.lora else request
+        request: dict[str, Any] = {"input_ids": input_ids, "sampling_params": parameters, "return_logprob": True}
+        if self.lora:
+            request["lora_path"] = self.lora
+        if self.experts is not None:
+            request |= {"return_routed_experts": True, "routed_experts_start_len": self.experts.start}
+        return request
 
     def _stop_ids(self) -> list[int]:
         """The family's turn ends beside the client's own: an engine need not know them from its checkpoint."""

@@ -30,8 +30,9 @@ class Tokenizer:
     """Text to ids and back, with the special tokens of one checkpoint directory.
 
     `control_ids` maps every added token's text to its id; `special` holds those that the checkpoint
-    flags as special. `size` is one more than the greatest id. `model_vocabulary` and
-    `context_length` are what config.json says of the model, None where there is none.
+    flags as special. `size` is one more than the greatest id. `model_vocabulary`,
+    `context_length` and `routed` (layers and experts per token of a mixture of experts) are what config.json
+    says of the model, None where it does not.
     """
 
     unk_token_id: int | None = None
@@ -61,6 +62,7 @@ class Tokenizer:
         model = _read_json(directory / "config.json")
         self.model_vocabulary: int | None = model.get("vocab_size")
         self.context_length: int | None = model.get("max_position_embeddings")
+        self.routed = _routed(model)
         eos = _read_json(directory / "tokenizer_config.json").get("eos_token")
         eos = eos.get("content") if isinstance(eos, dict) else eos
         self.eos_token_id = self._rust.token_to_id(eos) if eos else None
@@ -147,6 +149,15 @@ class PlainText:
                 plain = self._marked.sub(lambda found: found[0].replace(PLAIN_MARK, "", 1), piece)
                 ids.extend(self._rust.encode(plain, add_special_tokens=False).ids)
         return ids
+
+
+def _routed(model: dict[str, Any]) -> tuple[int, int] | None:
+    """(layers, experts per token) as an engine counts them: all layers of the text model, dense ones too."""
+    text = model["text_config"] if isinstance(model.get("text_config"), dict) else model
+    layers, per_token = text.get("num_hidden_layers"), text.get("num_experts_per_tok")
+    if isinstance(layers, int) and isinstance(per_token, int) and min(layers, per_token) > 0:
+        return layers, per_token
+    return None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -39,6 +39,8 @@ RUN_OPTIONS = [
     "--enable-thinking/--no-enable-thinking",
     "--renderer",
     "--model",
+    "--lora",
+    "--routed-experts/--no-routed-experts",
     "--policy-version",
     "--engine",
     "--engine-recipe",

@@ -212,6 +212,8 @@ def test_the_config_hash_changes_with_what_decides_rows_and_with_nothing_else():
         "rollout_ids": "index",
         "enable_thinking": True,
         "renderer": "x",
+        "lora": "x",
+        "routed_experts": True,
     }
     assert set(IDENTITY_OPTIONS) == set(changes)
     hashes = {config_hash(base.model_copy(update={name: value}), b"p", "m") for name, value in changes.items()}
