@@ -23,8 +23,8 @@ run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine,
 test: $(DEV_READY)  ## Fast tests and one short end-to-end test per part
 	$(PYTEST) $(PARALLEL) tests/fast tests/e2e -m "not full"
 
-test-full: $(DEV_READY) $(SGLANG_READY)  ## All the rest: long runs, kills, builds, SGLang on the CPU
-	ROLLOUT_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) $(PARALLEL) tests/fast tests/e2e -m full
+test-full: $(DEV_READY) $(SGLANG_READY)  ## All the rest: long runs, kills, builds, SGLang on the CPU, benchmarks as a smoke test
+	ROLLOUT_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) $(PARALLEL) tests/fast tests/e2e tests/bench -m full
 
 bench: $(DEV_READY)  ## Ratios on this machine; prints them, asserts none
 	BENCH_ROLLOUTS=1024 BENCH_REPEATS=3 $(PYTEST) tests/bench -s
