@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -88,3 +89,13 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSto
     """One S3 server for all tests of a process; each test takes a bucket of its own."""
     with serve_objects(tmp_path_factory.mktemp("objects")) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """Python of the environment with SGLang: ROLLOUT_SGLANG_PYTHON, else the checkout's .venv-sglang."""
+    root = Path(__file__).resolve().parents[2]
+    python = Path(os.environ.get("ROLLOUT_SGLANG_PYTHON") or root / ".venv-sglang/bin/python")
+    if not python.exists():
+        pytest.fail(f"there is no SGLang at {python}: run `make sglang-cpu`", pytrace=False)
+    return python
