@@ -33,7 +33,7 @@ def test_a_batch_whose_session_server_is_killed_is_published_whole(
                 killed.add(pid)
         time.sleep(1.5)  # until the next one serves, and some turns more
     assert 0 == run.process.wait(300), lines
-    run.reader.join(10)
+    run.end(0)
     assert [] == run.left_over()
     assert 2 <= len(killed), "the batch was over too early to tell"
     wanted, found = (scan_samples(lake, batch="mine").collect() for lake in (finished[0], tmp_path / "lake"))
