@@ -27,7 +27,7 @@ from vocabulary import qwen3
 
 from rollout.agents.contract import load_agents
 from rollout.batch.plan import make_plan, shard_inputs
-from rollout.batch.prepare import model_digest
+from rollout.batch.model import model_digest
 from rollout.batch.prompts import parse_prompts, prompt_bytes
 from rollout.batch.sessions import session_server
 from rollout.batch.shard import run_shard
@@ -174,7 +174,7 @@ async def _demo(tmp_path: Any) -> tuple[pa.Table, pa.Table]:
     config = make_config(n_samples_per_prompt=4)
     data = prompt_bytes(config.prompts)
     rows = parse_prompts(data, config.prompts, skip_bad=False)
-    digest = await model_digest(config)
+    digest = await model_digest(config, CHECKPOINT)
     plan = make_plan(
         config,
         rows=rows,
