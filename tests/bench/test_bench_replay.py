@@ -26,8 +26,8 @@ from scripted import STAMP, tables, tiny_tito
 from vocabulary import qwen3
 
 from rollout.agents.contract import load_agents
-from rollout.batch.plan import make_plan, shard_inputs
 from rollout.batch.model import model_digest
+from rollout.batch.plan import make_plan, shard_inputs
 from rollout.batch.prompts import parse_prompts, prompt_bytes
 from rollout.batch.sessions import session_server
 from rollout.batch.shard import run_shard
