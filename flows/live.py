@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
+from rollout.background import beside
 from rollout.batch.progress import BatchProgress
 
 REFRESH_S = 0.25
@@ -21,13 +22,8 @@ async def showing(progress: BatchProgress, *, quiet: bool) -> AsyncIterator[None
     if quiet:
         yield
         return
-    display = asyncio.create_task(_draw(progress) if sys.stderr.isatty() else _print(progress))
-    try:
+    async with beside(_draw(progress) if sys.stderr.isatty() else _print(progress)):
         yield
-    finally:
-        display.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await display
 
 
 async def _draw(progress: BatchProgress) -> None:

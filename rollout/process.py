@@ -111,23 +111,30 @@ def children(pid: int) -> dict[int, str]:
     """The living processes that `pid` started, with their command lines. Linux only."""
     found = {}
     for one in _pids():
-        try:
-            fields = Path(f"/proc/{one}/stat").read_bytes().rsplit(b")", 1)[1].split()
-            line = Path(f"/proc/{one}/cmdline").read_bytes()
-        except OSError:
+        fields = stat_fields(one)
+        if fields is None or fields[0] == "Z" or int(fields[1]) != pid:
             continue
-        if fields[0] != b"Z" and int(fields[1]) == pid:
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{one}/cmdline").read_bytes()
             found[one] = line.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
 
 
 def started_at(pid: int) -> int | None:
     """When a living process started, in clock ticks since boot; null if there is none. With its pid it names it."""
+    fields = stat_fields(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat behind the command's name, the state first (proc(5)); null if there is none.
+
+    The name is in parentheses and may hold anything, so the fields count from the last one.
+    """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
-    except OSError:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split() or None
+    except OSError:  # it has just ended
         return None
-    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def free_port() -> int:

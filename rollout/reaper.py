@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 
 from rollout.process import end_marked
 
@@ -29,15 +30,23 @@ def watch_this_process() -> None:
     if _watcher is not None or not os.path.isdir("/proc/self"):
         return
     mark = uuid.uuid4().hex
-    _watcher = subprocess.Popen(
-        [sys.executable, "-m", "rollout.reaper", str(os.getpid()), MARK, mark],
+    _watcher = start_watcher(MARK, mark, env={name: value for name, value in os.environ.items() if name != MARK})
+    os.environ[MARK] = mark
+
+
+def start_watcher(name: str, value: str, *, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start what ends every process with `name=value` in its environment once this process has ended.
+
+    `env` is the watcher's own environment, null: this process's. It must not have the mark.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "rollout.reaper", str(os.getpid()), name, value],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={name: value for name, value in os.environ.items() if name != MARK},
+        env=env,
         start_new_session=True,
     )
-    os.environ[MARK] = mark
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 
+from rollout.background import beside
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress
 from rollout.batch.report import summary_rows
@@ -31,13 +32,8 @@ async def progress_artifact(progress: BatchProgress) -> AsyncIterator[None]:
     """Keep an artifact at `progress` for as long as the block lasts."""
     created = await acreate_progress_artifact(0.0, key="rollout-batch-progress", description=progress.batch_id)
     assert isinstance(created, UUID)
-    keeping = asyncio.create_task(_keep(created, progress))
-    try:
+    async with beside(_keep(created, progress)):
         yield
-    finally:
-        keeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeping
     await aupdate_progress_artifact(created, 100.0 * progress.share)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from rollout import __version__
+from rollout.background import beside
 from rollout.batch.prepare import Batch
 from rollout.config import BatchConfig
 from rollout.engine.client import EngineClient
@@ -91,13 +89,8 @@ async def _embedded(model: Path, log: Path) -> AsyncIterator[tuple[Child, Outage
     )
     try:
         child = await keeper.start()
-        keeping = asyncio.create_task(keeper.keep())
-        try:
+        async with beside(keeper.keep()):
             yield child, outages
-        finally:
-            keeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeping
     finally:
         await keeper.stop()
         port.close()
@@ -109,17 +102,16 @@ async def _external_facts(url: str, config: BatchConfig) -> dict[str, Any]:
 
 
 async def _sglang_facts(url: str, recipe: Recipe, batch: Batch) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/server_info") as reply:
-        version = (await reply.json()).get("version")
+    version = (await _ask(url, "/server_info")).get("version")
     model = batch.config.model or "tiny"
     facts = engine_facts("sglang", version, model, batch.config, deterministic=recipe.deterministic)
     return {**facts, "flags_hash": recipe.flags_hash, "flags": list(recipe.stated)}
 
 
-async def _ask(url: str) -> dict[str, Any]:
+async def _ask(url: str, path: str = "/model_info") -> dict[str, Any]:
     client = EngineClient(url)
     try:
-        return await client.model_info()
+        return await client.facts(path)
     finally:
         await client.close()
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import aiohttp
+from rollout.engine.client import EngineClient
+from rollout.errors import EngineError
 
 Repeats = Literal["always", "alone", "never"]
-_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 
 
 async def how_it_repeats(url: str, *, embedded: bool) -> Repeats:
@@ -25,12 +25,13 @@ async def how_it_repeats(url: str, *, embedded: bool) -> Repeats:
 
 async def server_info(url: str) -> dict[str, Any]:
     """An engine's own statement of how it was started; empty where it makes none."""
+    client = EngineClient(url)
     try:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT) as http, http.get(f"{url.rstrip('/')}/server_info") as reply:
-            told = await reply.json() if reply.status == 200 else None
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return await client.facts("/server_info")
+    except EngineError:
         return {}
-    return told if isinstance(told, dict) else {}
+    finally:
+        await client.close()
 
 
 def read_repeats(told: dict[str, Any]) -> Repeats:

@@ -10,11 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rollout import process
 from rollout.agents.openai_client import close_connections
+from rollout.background import beside
 from rollout.config import BatchConfig
 from rollout.process import Child, ChildFailed
 from rollout.session.client import SessionClient
@@ -63,14 +64,11 @@ async def session_server(
         keeper = _Keeper(argv, log, {TOKEN_VARIABLE: token})
         child = await keeper.start()
         try:
-            async with SessionClient(child.url, driver_token=token, patience_s=PATIENCE_S) as client:
-                watching = asyncio.create_task(keeper.watch(client))
-                try:
-                    yield client
-                finally:
-                    watching.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await watching
+            async with (
+                SessionClient(child.url, driver_token=token, patience_s=PATIENCE_S) as client,
+                beside(keeper.watch(client)),
+            ):
+                yield client
         finally:
             await close_connections()
             await keeper.stop()

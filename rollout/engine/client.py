@@ -62,7 +62,7 @@ class EngineClient:
         Raises:
             EngineError: as for `generate`.
         """
-        return await self._exchange("GET", "/model_info", _ADMIN_TIMEOUT_S)
+        return await self.facts("/model_info")
 
     async def facts(self, path: str) -> dict[str, Any]:
         """What the engine tells of itself at `path`: /server_info, /v1/models.

@@ -15,7 +15,7 @@ ones whose output projections are zero. The vocabulary stays the tokenizer's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 
 import torch
@@ -27,7 +27,7 @@ from rollout.errors import BadConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """Sizes to grow to, in the units of a Qwen3 config.json."""
+    """Sizes to grow to, by their names in Qwen3Config."""
 
     hidden: int
     layers: int
@@ -61,16 +61,7 @@ def grown_config(config: Qwen3Config, shape: Shape) -> Qwen3Config:
     Raises:
         BadConfig: a size would shrink, or the head size is no multiple of the old one.
     """
-    grown = replace(
-        config,
-        hidden=shape.hidden,
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate=shape.intermediate,
-        norm_eps=config.norm_eps * config.hidden / shape.hidden,
-    )
+    grown = replace(config, **asdict(shape), norm_eps=config.norm_eps * config.hidden / shape.hidden)
     pairs = [(getattr(config, name), getattr(shape, name)) for name in Shape.__slots__]
     pairs.append((config.heads // config.kv_heads, shape.heads // shape.kv_heads))
     whole = shape.heads % shape.kv_heads == 0 and shape.head_dim % config.head_dim == 0

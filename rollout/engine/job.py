@@ -58,9 +58,6 @@ class EngineJob:
         gpus = len(self.gpus[0]) if self.gpus else 0
         return Recipe(name=self.recipe, flags=self.flags, gpus=gpus, environment=self.environment)
 
-    def describe(self) -> str:
-        return f"model {self.model} with recipe {self.recipe}, flags {self.flags_hash}"
-
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

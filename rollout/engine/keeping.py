@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
+from rollout.background import beside
 from rollout.engine.watch import HangWatch, Limits
 from rollout.errors import RolloutLakeError
 from rollout.process import Child
@@ -70,15 +70,10 @@ class EngineKeeper:
 
     async def _until_lost(self) -> str:
         assert self.child is not None
-        hung = asyncio.create_task(HangWatch(self.child.url, self.limits).until_hung())
-        try:
+        async with beside(HangWatch(self.child.url, self.limits).until_hung()) as hung:
             while (reason := self.child.lost()) is None and not hung.done():
                 await asyncio.sleep(self.limits.alive_s)
             return reason or hung.result()
-        finally:
-            hung.cancel()
-            with suppress(asyncio.CancelledError):
-                await hung
 
     async def _end(self) -> None:
         """End all of a lost engine, so that its port is free."""

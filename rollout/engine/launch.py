@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,9 @@ import aiohttp
 
 from rollout.engine.ports import HeldPort
 from rollout.engine.recipes import Recipe
+from rollout.engine.watch import generates
 from rollout.process import Child, ChildFailed, bound_argv, children, end_group, end_marked, log_tail
+from rollout.reaper import start_watcher
 
 MARK = "ROLLOUT_ENGINE"
 """Environment variable that all processes of one engine share, and no other has."""
@@ -129,14 +130,7 @@ def start_marked(
     """Start a server under a mark of its own, and what ends all that carry it when this process dies."""
     log.parent.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
-    watching = [sys.executable, "-m", "rollout.reaper", str(os.getpid()), MARK, mark]
-    watcher = subprocess.Popen(
-        watching,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    watcher = start_watcher(MARK, mark)
     with log.open("ab") as sink:
         process = subprocess.Popen(
             bound_argv(argv),
@@ -159,7 +153,7 @@ async def ready(child: EngineChild, *, deadline_s: float, say: Say | None = None
     """
     began, told = time.monotonic(), 0.0
     async with aiohttp.ClientSession() as http:
-        while not await _generates(http, child.url):
+        while not await generates(http, child.url, _PROBE_S):
             waited = time.monotonic() - began
             if not child.alive():
                 raise ChildFailed(f"SGLang ended with {child.process.returncode}, its log {_tail(child.log)}")
@@ -170,14 +164,6 @@ async def ready(child: EngineChild, *, deadline_s: float, say: Say | None = None
                 say(f"SGLang is starting ({waited:.0f} s of {deadline_s:.0f} s at most; log {child.log})")
             await asyncio.sleep(_POLL_S)
         await _warm_up(http, child, max(1.0, min(_WARM_UP_S, deadline_s - (time.monotonic() - began))))
-
-
-async def _generates(http: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with http.get(f"{url}/health_generate", timeout=aiohttp.ClientTimeout(total=_PROBE_S)) as reply:
-            return reply.status == 200
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return False
 
 
 async def _warm_up(http: aiohttp.ClientSession, child: EngineChild, deadline_s: float) -> None:

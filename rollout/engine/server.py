@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TextIO
 
 from rollout import reaper
+from rollout.background import beside
 from rollout.engine.job import EngineJob
 from rollout.engine.outages import Outages
 from rollout.engine.supervision import TAKEN, Status, SupervisionFolder
@@ -63,15 +64,14 @@ async def use_engines(
     await lease.take()
     try:
         status = await lease.until_ready()
-        watching = asyncio.create_task(lease.watch())
-        try:
+        async with beside(lease.watch()):
             yield [engine.url for engine in status.engines], lease.outages
-        finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
     finally:
         await lease.leave()
+
+
+def _describe(served: Status | EngineJob) -> str:
+    return f"model {served.model} with recipe {served.recipe}, flags {served.flags_hash}"
 
 
 class _Lease:
@@ -106,8 +106,8 @@ class _Lease:
 
     def _refusal(self, status: Status) -> EngineInUse:
         return EngineInUse(
-            f"the engines of this host serve {status.describe()} to another batch (supervisor {status.pid}); "
-            f"this one asks for {self._job.describe()}: wait for the other, or ask for the same"
+            f"the engines of this host serve {_describe(status)} to another batch (supervisor {status.pid}); "
+            f"this one asks for {_describe(self._job)}: wait for the other, or ask for the same"
         )
 
     async def until_ready(self) -> Status:

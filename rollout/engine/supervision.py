@@ -73,9 +73,6 @@ class Status:
     def up(self) -> bool:
         return self.state == "ready" and all(engine.up for engine in self.engines)
 
-    def describe(self) -> str:
-        return f"model {self.model} with recipe {self.recipe}, flags {self.flags_hash}"
-
 
 class SupervisionFolder:
     """The files of one host's supervision below `home`."""

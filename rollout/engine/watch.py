@@ -105,9 +105,13 @@ class HangWatch:
         return None if loads is None else [{name: load.get(name) for name in _COUNTERS} for load in loads]
 
     async def _generates(self, http: aiohttp.ClientSession) -> bool:
-        try:
-            timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-            async with http.get(f"{self._url}/health_generate", timeout=timeout) as reply:
-                return reply.status == 200
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return False
+        return await generates(http, self._url, self._timeout_s)
+
+
+async def generates(http: aiohttp.ClientSession, url: str, timeout_s: float) -> bool:
+    """Whether the engine at `url` gives a token within `timeout_s` seconds (/health_generate)."""
+    try:
+        async with http.get(f"{url}/health_generate", timeout=aiohttp.ClientTimeout(total=timeout_s)) as reply:
+            return reply.status == 200
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False

@@ -22,6 +22,7 @@ from rollout.parity.outputs import Outputs, compare_outputs, token_path
 from rollout.parity.replay import prompt_ids
 from rollout.parity.ulp import Unit
 from rollout.parity.verdict import VerdictName
+from rollout.session.sampling import with_turn_ends
 from rollout.session.tape import Tape
 
 CHECK = "cross_engine"
@@ -38,8 +39,8 @@ def turn_request(tape: Tape, seq: int, *, stop_token_ids: Sequence[int]) -> dict
     """
     exchange = tape.exchanges[seq]
     params: dict[str, Any] = dict(exchange.settings.get("sampling") or {})
-    own, n_recorded = params.get("stop_token_ids", []), len(exchange.output_ids_O)
-    params["stop_token_ids"] = [*own, *(number for number in stop_token_ids if number not in own)]
+    n_recorded = len(exchange.output_ids_O)
+    params["stop_token_ids"] = with_turn_ends(params.get("stop_token_ids", []), stop_token_ids)
     most = params.get("max_new_tokens")
     wanted = n_recorded + 1 if exchange.finish == "stop" else n_recorded
     params["max_new_tokens"] = wanted if most is None else min(wanted, most)

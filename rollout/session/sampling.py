@@ -5,7 +5,7 @@ The same table reads a client's body and a session's pins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -144,6 +144,11 @@ def turn_seed(session_seed: bytes, prompt_digest: bytes, before: int) -> int:
     digest.update(prompt_digest)
     digest.update(before.to_bytes(4, "little"))
     return int.from_bytes(digest.digest()[:4], "big") >> 1
+
+
+def with_turn_ends(own: Sequence[int], turn_ends: Sequence[int]) -> list[int]:
+    """A client's own stop tokens and the family's turn ends: an engine need not know these from its checkpoint."""
+    return [*own, *(number for number in turn_ends if number not in own)]
 
 
 def read_field(name: str, value: Any, read: Reader, vocabulary: int) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rollout.engine.generation import AskedExperts
 from rollout.session.node import Message, Node, path_to, tokens_of
 from rollout.session.request import ChatRequest
+from rollout.session.sampling import with_turn_ends
 from rollout.session.shadow import Decision
 
 
@@ -90,7 +91,8 @@ class Turn:
         return _joined(written, output_ids_O) if written else None
 
     def _request(self, input_ids: Any) -> dict[str, Any]:
-        parameters = {**self.sampling, "stop_token_ids": self._stop_ids()}
+        stops = with_turn_ends(self.sampling.get("stop_token_ids", []), self.stop_token_ids)
+        parameters = {**self.sampling, "stop_token_ids": stops}
         if self.max_new_tokens is not None:
             parameters["max_new_tokens"] = self.max_new_tokens
             if "min_new_tokens" in parameters:
@@ -103,11 +105,6 @@ class Turn:
         if self.experts is not None:
             request |= {"return_routed_experts": True, "routed_experts_start_len": self.experts.start}
         return request
-
-    def _stop_ids(self) -> list[int]:
-        """The family's turn ends beside the client's own: an engine need not know them from its checkpoint."""
-        own = self.sampling.get("stop_token_ids", [])
-        return [*own, *(number for number in self.stop_token_ids if number not in own)]
 
 
 def write_ids(ids: NDArray[np.int32]) -> bytes:

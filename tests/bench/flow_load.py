@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.talker import AGENT
-from bench.usage import DRIVER, run_measured
+from bench.usage import DRIVER, command_environment, run_measured
 
 from rollout.engine.tiny import CHECKPOINT
 from rollout.parts import ALLOWED_MODULES
-from rollout.process import Child
+from rollout.process import Child, stat_fields
 from rollout.tito.tokenizer import load_tokenizer
 
 TESTS = Path(__file__).parents[1]
@@ -74,10 +74,9 @@ def run_flow(folder: Path, engine: Child, *, count: int, turns: int, tokens: int
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """No Prefect of the user's own, whatever the machine has; the agent's module where it can be imported."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    """A command's environment, with the agent's module where it can be imported."""
+    env = command_environment(folder)
     paths = filter(None, (str(TESTS), env.get("PYTHONPATH", "")))
-    env |= {"ROLLOUT_HOME": str(folder / "state"), "PREFECT_HOME": str(folder / "no-profile")}
     return {**env, ALLOWED_MODULES: "bench.talker", "PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -85,12 +84,7 @@ def group_cpu_s(engine: Child) -> float:
     """CPU seconds of the engine: every living process of its session, and the children they have reaped."""
     total, ticks = 0, os.sysconf("SC_CLK_TCK")
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(fields[3]) == engine.process.pid:
+        fields = stat_fields(int(entry.name)) if entry.name.isdigit() else None
+        if fields is not None and int(fields[3]) == engine.process.pid:
             total += sum(map(int, fields[11:15]))
     return total / ticks

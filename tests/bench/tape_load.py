@@ -13,6 +13,8 @@ import pyarrow as pa
 from rollout.engine.client import EngineClient
 from rollout.lake.paths import LakePaths
 from rollout.lake.staging import read_staged, staged_shards
+from rollout.parity.replay import prompt_ids
+from rollout.session.sampling import with_turn_ends
 from rollout.session.tape import Exchange, Tape, table_to_tape
 
 
@@ -66,18 +68,10 @@ async def replay_tapes(tapes: Sequence[Tape], url: str, *, concurrency: int, sto
 
 def engine_requests(tape: Tape, stop_ids: Sequence[int]) -> list[dict[str, Any]]:
     """The body of POST /generate for each exchange, as the session sent it."""
-    prompts: list[list[int]] = []
-    for exchange in tape.exchanges:
-        before = [] if exchange.parent is None else _behind(tape.exchanges[exchange.parent], prompts)
-        prompts.append(before + exchange.appended_ids_P.tolist())
-    return [_body(exchange, ids, stop_ids) for exchange, ids in zip(tape.exchanges, prompts, strict=True)]
-
-
-def _behind(parent: Exchange, prompts: list[list[int]]) -> list[int]:
-    return prompts[parent.seq] + parent.output_ids_O.tolist()
+    return [_body(exchange, prompt_ids(tape, seq).tolist(), stop_ids) for seq, exchange in enumerate(tape.exchanges)]
 
 
 def _body(exchange: Exchange, input_ids: list[int], stop_ids: Sequence[int]) -> dict[str, Any]:
     parameters = {**exchange.settings["sampling"], "sampling_seed": exchange.sampling_seed}
-    parameters["stop_token_ids"] = [*parameters.get("stop_token_ids", []), *stop_ids]
+    parameters["stop_token_ids"] = with_turn_ends(parameters.get("stop_token_ids", []), stop_ids)
     return {"input_ids": input_ids, "sampling_params": parameters, "return_logprob": True}

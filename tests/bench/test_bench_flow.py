@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from bench.figures import medians, publish, table
-from bench.usage import DRIVER, Usage, run_measured
+from bench.usage import DRIVER, Usage, command_environment, run_measured
 
 from rollout.engine.tiny.prompts import mixed_prompts
 from rollout.lake import scan_samples
@@ -113,12 +113,8 @@ def _prefect(folder: Path) -> Figures:
 
 def _run(side: str, folder: Path, arguments: list[str]) -> tuple[Usage, Marks]:
     marks = folder / f"{side}.json"
-    # No Prefect of the user's own, whatever the machine has.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"ROLLOUT_HOME": str(folder / "state"), "PREFECT_HOME": str(folder / "no-profile")}
-    usage = run_measured(
-        [sys.executable, str(SIDES), side, str(marks), *arguments], env=env, log=folder / f"{side}.log"
-    )
+    argv = [sys.executable, str(SIDES), side, str(marks), *arguments]
+    usage = run_measured(argv, env=command_environment(folder), log=folder / f"{side}.log")
     return usage, json.loads(marks.read_text())
 
 

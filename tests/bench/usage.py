@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollout.process import stat_fields
+
 SAMPLE_S = 0.2
 """Seconds between two looks at the process tree; of a process that ends, so much goes uncounted at most."""
 
@@ -55,6 +57,12 @@ class Usage:
 
     def _at(self, moment: float) -> dict[str, float]:
         return next((spent for at, spent in self.samples if at >= moment), self.samples[-1][1])
+
+
+def command_environment(folder: Path) -> dict[str, str]:
+    """A measured command's environment: its state in `folder`, and no Prefect of the user's own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return {**env, "ROLLOUT_HOME": str(folder / "state"), "PREFECT_HOME": str(folder / "no-profile")}
 
 
 def run_measured(argv: Sequence[str], *, env: dict[str, str], log: Path) -> Usage:
@@ -111,12 +119,9 @@ def _tree(root: int) -> dict[int, tuple[str, float]]:
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
-        try:
-            # The command's name is in parentheses and may hold anything, so the fields count from the last one.
-            fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
         pid = int(entry.name)
+        if (fields := stat_fields(pid)) is None:
+            continue
         parents[pid], seconds[pid] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     return {pid: (_role(pid, root), seconds[pid]) for pid in parents if _below(pid, root, parents)}
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from object_store import ObjectStore, serve_objects
 
 from flows.server import QUIET
 from rollout.batch.prompts import prompt_bytes
+from rollout.engine import environment
+from rollout.errors import NoSGLang
 from rollout.process import start
 
 BATCH_OPTIONS = ("--batch-id", "mine", "--shard-size", "4", "--seed", "7")
@@ -93,9 +94,8 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSto
 
 @pytest.fixture(scope="session")
 def sglang_python() -> Path:
-    """Python of the environment with SGLang: ROLLOUT_SGLANG_PYTHON, else the checkout's .venv-sglang."""
-    root = Path(__file__).resolve().parents[2]
-    python = Path(os.environ.get("ROLLOUT_SGLANG_PYTHON") or root / ".venv-sglang/bin/python")
-    if not python.exists():
-        pytest.fail(f"there is no SGLang at {python}: run `make sglang-cpu`", pytrace=False)
-    return python
+    """Python of the environment with SGLang, found as the product finds it."""
+    try:
+        return environment.sglang_python()
+    except NoSGLang as error:
+        pytest.fail(str(error), pytrace=False)

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import pytest
 from command import Rollout, reach
+from killing import find
 
 from rollout.lake import scan_parity, scan_samples
 
 KILLS = 3
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
-
-
-def session_servers(lines: list[str]) -> list[int]:
-    return [int(line.split(" ", 1)[0]) for line in lines if "rollout.session.server" in line]
 
 
 def test_a_batch_whose_session_server_is_killed_is_published_whole(
@@ -27,7 +24,7 @@ def test_a_batch_whose_session_server_is_killed_is_published_whole(
     lines = reach(run, "rolling out", 0.3)
     killed: set[int] = set()
     while len(killed) < KILLS and run.process.poll() is None:
-        for pid in session_servers(run.processes()):
+        for pid in find(run, "rollout.session.server"):
             if pid not in killed:
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-import torch
 
 from rollout.agents.reference_case import FIRST, INPUTS, SECOND, reference_inputs
 from rollout.engine.tiny import CHECKPOINT, phrases
@@ -13,15 +12,9 @@ from rollout.engine.tiny.playing import go_on, play, put
 from rollout.engine.tiny.prompts import make_prompts, mixed_prompts
 from rollout.engine.tiny.tasks import TOOL_KINDS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GROUP = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from rollout.engine.tiny import CHECKPOINT
 from rollout.engine.weights import read_weights
 from rollout.errors import BadConfig
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CASES: dict[str, tuple[dict[str, Any], Shape]] = {
     "all sizes": ({}, Shape(hidden=192, layers=5, heads=12, kv_heads=3, head_dim=48, intermediate=200)),
     "width alone": ({}, Shape(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=96)),
@@ -30,14 +32,6 @@ CASES: dict[str, tuple[dict[str, Any], Shape]] = {
         Shape(hidden=80, layers=3, heads=8, kv_heads=4, head_dim=64, intermediate=96),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from embedded_checkpoints import load, make_checkpoint
 from torch import Tensor
 
 from rollout.engine.model import BLOCK_ROWS, PREFILL_TOKENS, KvCache, Qwen3
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped heads, tied": {},
@@ -28,14 +30,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from embedded_checkpoints import EOS, load, make_checkpoint
 from torch import Tensor
 
@@ -19,6 +18,8 @@ from rollout.engine.scheduler import Job, Scheduler
 from rollout.tito.tokenizer import Tokenizer
 
 Bits = list[tuple[int, bytes]]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STOPS = frozenset({EOS, *range(40, 50)})
 """Several, so that a random model soon samples one."""
 
@@ -26,14 +27,6 @@ STOPS = frozenset({EOS, *range(40, 50)})
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("scheduler") / "model")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
