@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from rollout.outcome import Outcome
@@ -103,12 +104,11 @@ def judge_live(
         failure = run.outcome.failure
         if failure is not None and failure.type in UNPROVABLE:
             return LiveVerdict(verdict="not_comparable", reason=f"run_failed: {failure.type}: {failure.message}")
-    for run, where in ((original, "the batch's run"), (again, "own path again"), (other, "other path")):
-        paths = _not_its_sessions(run.tape, tito)
-        if paths:
-            return LiveVerdict(verdict="differs", reason=f"session_path: {where}, own replay", paths=paths)
-    before = first_difference(original, again, tito)
-    between = first_difference(again, other, tito)
+    played = [Played.of(run.tape, tito) for run in (original, again, other)]
+    for one, where in zip(played, ("the batch's run", "own path again", "other path"), strict=True):
+        if one.broken:
+            return LiveVerdict(verdict="differs", reason=f"session_path: {where}, own replay", paths=one.broken)
+    before, between = (first_difference(a, b) for a, b in pairwise(played))
     if between is not None and between.kind != "engine":
         parting = _parting(again, other, tito)
         if parting is not None and parting[0] <= between.seq:
@@ -146,13 +146,32 @@ def _as_verdict(found: Difference, verdict: VerdictName, where: str) -> LiveVerd
     )
 
 
-def first_difference(a: Run, b: Run, tito: Tito) -> Difference | None:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Played:
+    """A tape replayed on its own version.
+
+    `bodies` are what the client sent, exchange by exchange; `broken` is how the tape is not what a session of
+    its version makes (the server's doing, then), and empty where it is.
+    """
+
+    tape: Tape
+    bodies: list[dict[str, Any]]
+    broken: list[str]
+
+    @classmethod
+    def of(cls, tape: Tape, tito: Tito) -> Played:
+        replayed = replay(tape, version=tape.settings.version, tito=tito)
+        if replayed.stop is not None:
+            return cls(tape=tape, bodies=[], broken=replayed.stop.paths)
+        return cls(tape=tape, bodies=[replayed.client.body(seq) for seq in range(len(tape.exchanges))], broken=[])
+
+
+def first_difference(a: Played, b: Played) -> Difference | None:
     """The first exchange in which two runs part, and whose doing it is; None: all exchanges are the same.
 
-    Both tapes are such as their own versions replay to the end.
+    Neither is broken.
     """
-    bodies_a, bodies_b = _bodies(a.tape, tito), _bodies(b.tape, tito)
-    for seq, (body_a, body_b) in enumerate(zip(bodies_a, bodies_b, strict=False)):
+    for seq, (body_a, body_b) in enumerate(zip(a.bodies, b.bodies, strict=False)):
         asked = diff_values(body_a, body_b, f"exchange[{seq}].body")
         if asked:
             return Difference(kind="agent", seq=seq, path=asked[0])
@@ -160,18 +179,6 @@ def first_difference(a: Run, b: Run, tito: Tito) -> Difference | None:
         if found is not None:
             return found
     return _ends(a.tape, b.tape)
-
-
-def _not_its_sessions(tape: Tape, tito: Tito) -> list[str]:
-    """How a tape is not what a session of its own version makes; empty where it is. The server's doing, then."""
-    stop = replay(tape, version=tape.settings.version, tito=tito).stop
-    return [] if stop is None else stop.paths
-
-
-def _bodies(tape: Tape, tito: Tito) -> list[dict[str, Any]]:
-    """What the client sent, exchange by exchange."""
-    client = replay(tape, version=tape.settings.version, tito=tito).client
-    return [client.body(seq) for seq in range(len(tape.exchanges))]
 
 
 def _exchange_difference(a: Tape, b: Tape, seq: int) -> Difference | None:

@@ -9,7 +9,7 @@ from scripted import TOOLS, Conversation, call, tiny_tito, user
 
 from rollout.batch.repeats import read_repeats
 from rollout.errors import Failure, SessionRefused
-from rollout.parity.live import Run, first_difference, is_chosen, judge_live
+from rollout.parity.live import Played, Run, first_difference, is_chosen, judge_live
 from rollout.parity.rows import row_of
 from rollout.tito.renderer import Tito
 
@@ -95,7 +95,7 @@ def test_another_seed_or_parameter_for_the_same_history_is_the_session_paths(tit
         exchange.sampling_seed += 1
     else:
         exchange.settings = {**exchange.settings, "sampling": {"temperature": 0.5}}
-    found = first_difference(run(tito, "v2"), broken, tito)
+    found = first_difference(*(Played.of(one.tape, tito) for one in (run(tito, "v2"), broken)))
     assert ("session_path", 0) == (found.kind, found.seq) and found.path.startswith(f"exchange[0].{field}")
 
 
