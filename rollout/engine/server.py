@@ -170,7 +170,7 @@ class _Lease:
         while True:
             await asyncio.sleep(_POLL_S)
             status = self._folder.read()
-            if status is not None and status.state == "failed" and (status.pid, status.losses) != seen:
+            if status is not None and status.state == "failed":
                 self.outages.gave_up(f"{status.message}; logs in {self._folder.path}")
                 return
             if status is None or not status.alive:

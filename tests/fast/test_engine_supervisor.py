@@ -6,15 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import faulty_server
 import pytest
 
+from rollout.background import beside
 from rollout.engine.job import EngineJob
-from rollout.engine.server import use_engines
-from rollout.engine.supervision import SupervisionFolder
+from rollout.engine.server import _Lease, use_engines
+from rollout.engine.supervision import EngineStatus, Status, SupervisionFolder
 from rollout.engine.watch import Limits
 from rollout.errors import EngineInUse
 from rollout.process import ChildFailed, started_at
@@ -144,9 +146,33 @@ async def test_engines_that_die_too_often_are_given_up_with_a_reason(mark, tmp_p
         assert "engine 0 was lost 3 times in a row" in outages.failure
 
 
+async def test_a_failure_that_comes_after_its_last_loss_was_seen_is_still_told(tmp_path):
+    """The supervisor writes a loss, and a moment later that it gives up: a user may look in between."""
+    folder, job = SupervisionFolder(tmp_path), make_job(tmp_path)
+    own = Status(
+        pid=os.getpid(),
+        started=started_at(os.getpid()),
+        key=job.key,
+        model=job.model,
+        recipe=job.recipe,
+        flags=[],
+        flags_hash=job.flags_hash,
+        state="ready",
+        engines=[EngineStatus(port=1, losses=3)],
+    )
+    folder.write(own)
+    lease = _Lease(folder, job, None)
+    async with beside(lease.watch()):
+        await until(lambda: not lease.outages.up)
+        folder.write(replace(own, state="failed", message="lost 3 times"))
+        await until(lambda: lease.outages.failure is not None)
+    assert lease.outages.failure.startswith("lost 3 times")
+
+
 USER = """
 import asyncio, sys
 from pathlib import Path
+from rollout.background import beside
 from rollout.engine.job import EngineJob
 from rollout.engine.server import use_engines
 async def main():
