@@ -114,7 +114,7 @@ def children(pid: int) -> dict[int, str]:
         try:
             fields = Path(f"/proc/{one}/stat").read_bytes().rsplit(b")", 1)[1].split()
             line = Path(f"/proc/{one}/cmdline").read_bytes()
-        except OSError:
+        except (OSError, IndexError):  # it ended meanwhile
             continue
         if fields[0] != b"Z" and int(fields[1]) == pid:
             found[one] = line.replace(b"\0", b" ").decode(errors="replace").strip()
@@ -125,7 +125,7 @@ def started_at(pid: int) -> int | None:
     """When a living process started, in clock ticks since boot; null if there is none. With its pid it names it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
-    except OSError:
+    except (OSError, IndexError):
         return None
     return None if fields[0] == b"Z" else int(fields[19])
 
