@@ -102,6 +102,8 @@ async def test_c12_the_session_is_opened_with_the_batchs_settings():
         "max_seq_len": 99,
         "max_turns": 16,
         "control_text": "plain",
+        "lora": None,
+        "routed_experts": False,
     } == fake.sessions[0].settings
 
 
