@@ -1,15 +1,20 @@
 # Every target sets up .venv by itself, once: pip only. PYTHON and VENV can be given: make PYTHON=python3.12 test
 PYTHON ?= python3
 VENV ?= .venv
+SGLANG_VENV ?= .venv-sglang
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN_READY := $(VENV)/.ready-run
 DEV_READY := $(VENV)/.ready-dev
+# SGLang pins its own torch, so it never shares an environment with ours: 2.6 GB, a minute or two.
+PLUGIN := rollout/engine/sglang_cpu_plugin
+SGLANG_READY := $(SGLANG_VENV)/.ready
+SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # Two at a time: most of an end-to-end test is one process. A worker keeps neighbours, and their engine, together.
 PARALLEL := -n 2 --dist worksteal
 
-.PHONY: run test test-full bench lint
+.PHONY: run test test-full bench lint sglang-cpu
 .DEFAULT_GOAL := run
 
 run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine, into ./lake
@@ -18,8 +23,8 @@ run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine,
 test: $(DEV_READY)  ## Fast tests and one short end-to-end test per part
 	$(PYTEST) $(PARALLEL) tests/fast tests/e2e -m "not full"
 
-test-full: $(DEV_READY)  ## All the rest: long runs, kills, builds
-	$(PYTEST) $(PARALLEL) tests/fast tests/e2e -m full
+test-full: $(DEV_READY) $(SGLANG_READY)  ## All the rest: long runs, kills, builds, SGLang on the CPU, benchmarks as a smoke test
+	ROLLOUT_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) $(PARALLEL) tests/fast tests/e2e tests/bench -m full
 
 bench: $(DEV_READY)  ## Ratios on this machine; prints them, asserts none
 	BENCH_ROLLOUTS=1024 BENCH_REPEATS=3 $(PYTEST) tests/bench -s
@@ -28,6 +33,8 @@ lint: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+sglang-cpu: $(SGLANG_READY)  ## An environment with SGLang for the CPU, beside ours
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, try: make PYTHON=python3.12")'
@@ -42,3 +49,12 @@ $(DEV_READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing into $(VENV) with what the tests need (once, some minutes)"
 	$(PIP) -e '.[dev,train,agents]'
 	@touch $@ $(RUN_READY)
+
+$(SGLANG_READY): $(wildcard $(PLUGIN)/*.txt $(PLUGIN)/*.toml $(PLUGIN)/src/*/*.py)
+	@echo "Installing SGLang into $(SGLANG_VENV) (once, some minutes)"
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	@$(SGLANG_PIP) -r $(PLUGIN)/requirements.txt \
+	  && $(SGLANG_PIP) --no-deps -r $(PLUGIN)/requirements-nodeps.txt \
+	  && $(SGLANG_PIP) --no-deps --force-reinstall ./$(PLUGIN) \
+	  || { echo "$(SGLANG_VENV) cannot be built: pip's last lines say why; the tests with SGLang need it" >&2; exit 1; }
+	@touch $@

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +25,13 @@ from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress, watched
 from rollout.batch.spool import SPOOLS, remove_batch_spools, remove_spools
 from rollout.batch.summary import Summary, batch_row
+from rollout.batch.worker import Worker
 from rollout.errors import BatchIncomplete, CanaryFailed, EngineError, FailedInARow, ParityFailed, SessionUnreachable
 from rollout.home import state_home
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
 from tasks.engine import start_worker
-from tasks.parity import check_shard, parity_failure
+from tasks.parity import check_shard, live_parity, parity_failure
 from tasks.plan import plan_batch, write_plan
 from tasks.publish import Manifests, publish, quarantine
 from tasks.report import progress_artifact, report
@@ -45,8 +47,8 @@ async def rollout_batch(**options: Any) -> dict[str, Any]:
         remove_batch_spools(state_home() / SPOOLS, batch.plan)
         return _result(batch, "published", batch.visible, already=True)
     async with progress_artifact(progress):
-        checks = await _shards(batch, progress)
-    parity, summary = join_checks(checks)
+        checks, live = await _shards(batch, progress)
+    parity, summary = join_checks(checks, live)
     manifests = {check.manifest.shard: check.manifest for check in checks}
     progress.summary = summary
     failure = parity_failure(batch, parity)
@@ -77,8 +79,11 @@ def _show_plan(batch: Batch, progress: BatchProgress) -> None:
     )
 
 
-async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
-    """Roll out what is not staged and check every shard; engine and session server end with this call."""
+async def _shards(batch: Batch, progress: BatchProgress) -> tuple[list[ShardCheck], pa.Table | None]:
+    """Roll out what is not staged, check every shard and run what live parity chooses again (its rows, or null).
+
+    Engine and session server end with this call.
+    """
     staged = staged_shards(batch.paths, batch.plan.batch_id) if batch.planned else {}
     for shard in staged:
         progress.shards_staged += 1
@@ -87,9 +92,9 @@ async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(checkers())
         worker = None
-        if len(staged) < len(batch.plan.shards):
+        if len(staged) < len(batch.plan.shards) or batch.config.parity_live_fraction > 0:
             progress.phase = "starting the engine"
-            worker = await start_worker(stack, batch, state_home())
+            worker = await start_worker(stack, batch, state_home(), partial(_show_start, progress))
         await write_plan(batch)
         progress.first_rollout = time.monotonic()
         slots = asyncio.Semaphore(_shards_at_once(batch))
@@ -105,7 +110,30 @@ async def _shards(batch: Batch, progress: BatchProgress) -> list[ShardCheck]:
             progress.verdicts.update(check.parity.column("verdict").to_pylist())
             return check
 
-        return await _in_order(batch, progress, set(staged), one)
+        checks = await _in_order(batch, progress, set(staged), one)
+        return checks, await _live(batch, worker, checks, progress)
+
+
+async def _live(
+    batch: Batch, worker: Worker | None, checks: list[ShardCheck], progress: BatchProgress
+) -> pa.Table | None:
+    """Live parity's rows; null where nothing is chosen, and of a batch that its replays hold back already."""
+    if worker is None or batch.config.parity_live_fraction == 0:
+        return None
+    if parity_failure(batch, join_checks(checks)[0]) is not None:
+        return None
+    progress.phase = "live parity"
+    try:
+        return await live_parity(worker, checks, progress)
+    except BaseExceptionGroup as errors:
+        first = _first(errors)
+        stopped = _stopped(batch, first)
+        raise stopped from (None if stopped is first else first)
+
+
+def _show_start(progress: BatchProgress, text: str) -> None:
+    progress.phase = f"starting the engine: {text}"
+    get_run_logger().info(text)
 
 
 async def _in_order(

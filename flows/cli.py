@@ -132,12 +132,49 @@ def parity(
     batch: Annotated[str, typer.Argument(help="Batch id.")],
     lake: Lake = "./lake",
     limit: Annotated[int, typer.Option(min=1, help="Differing rollouts to list, at most.")] = 20,
+    against: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask this engine the recorded turns again, and compare.")
+    ] = None,
+    rollouts: Annotated[
+        int | None, typer.Option(min=1, help="With --against: so many, spread evenly over the batch. [default: all]")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=4096, help="With --against: turns in flight.")] = 1,
+    record: Annotated[
+        bool, typer.Option("--record", help="With --against: add verdicts to the lake, a report and plot to Prefect.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a batch's verdicts and every path that differs. Exit code 1 if a rollout differs.
 
     A batch that is only staged is checked here and now; nothing is written.
+
+    With --against every recorded prompt goes to another engine (another version, attention backend or kind
+    of GPU) with its sampling parameters and seed: per rollout the first token and the first log-prob bit
+    that move, and how far log-probs are apart in units in the last place. Nothing is written without --record.
+
+    \b
+    Examples:
+      rollout parity mine
+      rollout parity mine --against http://127.0.0.1:30000 --rollouts 64
+      rollout parity mine --against http://127.0.0.1:30000 --json | jq .histogram
     """
+    if against is not None:
+        from flows import against as comparison
+
+        if comparison.show_against(
+            lake,
+            batch,
+            against,
+            rollouts=rollouts,
+            concurrency=concurrency,
+            record=record,
+            limit=limit,
+            as_json=as_json,
+        ):
+            raise typer.Exit(1)
+        return
+    if record or rollouts is not None:
+        raise BadInput("--rollouts and --record go with --against")
     from flows import look
 
     if look.show_parity(lake, batch, limit=limit, as_json=as_json):

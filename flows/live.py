@@ -92,6 +92,8 @@ def _counts(progress: BatchProgress) -> str:
     ]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
+    if progress.live:
+        parts.append(f"live {progress.live_done}/{progress.live}")
     if progress.verdicts:
         parts.append("parity " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(progress.verdicts.items())))
     return ", ".join(parts)

@@ -19,7 +19,8 @@ from rollout.home import state_home
 GROUP_COLUMNS = ["group_index", "index", "sibling", "prompt", "status", "reward", "failure"]
 SAMPLE_COLUMNS = ["group_index", "sample_id", "rollout_key", "rollout_id", "sibling", "status", "reward"]
 SAMPLE_COLUMNS += ["turns", "response_length", "agent", "failure"]
-PARITY_COLUMNS = ["index", "rollout_key", "verdict", "reason", "paths"]
+PARITY_COLUMNS = ["index", "rollout_key", "check", "verdict", "reason", "paths"]
+CHECKS = ("replay", "live", "cross_engine")
 
 
 def _view(lake: str, batch_id: str) -> BatchView:
@@ -80,26 +81,39 @@ def show_sample(lake: str, batch_id: str, name: str, *, as_json: bool) -> None:
 
 
 def show_parity(lake: str, batch_id: str, *, limit: int, as_json: bool) -> bool:
-    """Show a batch's verdicts; True if a rollout differs. What is only staged is checked here."""
+    """Show a batch's verdicts, replayed and live; True if a rollout differs. What is only staged is checked here.
+
+    Comparisons with other engines are counted and are no reason to say that the batch differs.
+    """
     view = _view(lake, batch_id)
     known = view.parity()
     rows = (_check_here(view) if known is None else known).select(PARITY_COLUMNS)
-    counts = rows.group_by("verdict").len().sort("verdict")
-    verdicts = dict(zip(counts["verdict"].to_list(), counts["len"].to_list(), strict=True))
-    differing = rows.filter(pl.col("verdict") == "differs").to_dicts()
+    verdicts = {check: _verdicts(rows, check) for check in CHECKS}
+    own = rows.filter(pl.col("check") != "cross_engine")
+    differing = own.filter(pl.col("verdict") == "differs").to_dicts()
     if as_json:
-        reasons = rows.filter(pl.col("reason").is_not_null()).drop("paths").to_dicts()
-        _print_json({**_facts(view), "verdicts": verdicts, "differing": differing, "reasons": reasons})
+        reasons = own.filter(pl.col("reason").is_not_null()).drop("paths").to_dicts()
+        counts = {"verdicts": verdicts["replay"], "live": verdicts["live"], "cross_engine": verdicts["cross_engine"]}
+        _print_json({**_facts(view), **counts, "differing": differing, "reasons": reasons})
         return bool(differing)
-    print(f"{batch_id} ({view.status}): " + (", ".join(f"{k} {n}" for k, n in verdicts.items()) or "no verdicts"))
-    _print_reasons(rows)
+    for check, counted in verdicts.items():
+        if check == "replay" or counted:
+            name = f"{batch_id} ({view.status})" if check == "replay" else check.replace("_", "-")
+            print(f"{name}: " + (", ".join(f"{k} {n}" for k, n in counted.items()) or "no verdicts"))
+            _print_reasons(rows.filter(pl.col("check") == check))
     for row in differing[:limit]:
-        print(f"rollout {row['index']} (rollout_key {row['rollout_key']}): {row['reason'] or 'differs'}")
+        live = "live, " if row["check"] == "live" else ""
+        print(f"rollout {row['index']} (rollout_key {row['rollout_key']}): {live}{row['reason'] or 'differs'}")
         for path in row["paths"] or []:
             print(f"  {path}")
     if len(differing) > limit:
         print(f"... and {len(differing) - limit} more (--limit)")
     return bool(differing)
+
+
+def _verdicts(rows: pl.DataFrame, check: str) -> dict[str, int]:
+    counts = rows.filter(pl.col("check") == check).group_by("verdict").len().sort("verdict")
+    return dict(zip(counts["verdict"].to_list(), counts["len"].to_list(), strict=True))
 
 
 def show_installed(*, as_json: bool) -> None:

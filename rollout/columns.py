@@ -38,6 +38,7 @@ ENGINE = pa.struct(
         ("policy_version", pa.string()),
         ("flags_hash", pa.string()),
         ("deterministic", pa.bool_()),
+        ("flags", pa.list_(pa.string())),
     ]
 )
 

@@ -76,7 +76,12 @@ class BatchConfig(BaseModel):
         False, description="Keep which experts of a mixture each token was routed to; the engine must give them."
     )
     policy_version: str | None = Field(None, description="Name of the policy's weights, written to every row.")
-    engine: Literal["embedded", "external"] = Field("embedded", description="Where tokens come from.")
+    engine: Literal["embedded", "sglang", "external"] = Field(
+        "embedded", description="Where tokens come from: the embedded engine, SGLang on this host, or engine_url."
+    )
+    engine_recipe: str | None = Field(
+        None, description="How SGLang is started here: tiny_cpu, qwen3_8b_h200 or qwen3_30b_a3b_h200x8."
+    )
     engine_url: str | None = Field(None, description="URL of an external SGLang server or router.")
     concurrency: int = Field(16, ge=1, le=4096, description="Rollouts in flight at the engine.")
     shard_size: int = Field(32, ge=1, le=1_000_000, description="Rollouts of one Prefect task; cut between groups.")
@@ -92,6 +97,9 @@ class BatchConfig(BaseModel):
     skip_bad_prompts: bool = Field(False, description="Record refused prompt rows instead of refusing the file.")
     parity_min_equal: float = Field(
         0.95, ge=0.0, le=1.0, description="Share of provable rollouts that must be equal, or the batch is quarantined."
+    )
+    parity_live_fraction: float = Field(
+        0.0, ge=0.0, le=1.0, description="Share of rollouts whose agents run again, on both session paths, to compare."
     )
 
     @field_validator("batch_id")
@@ -116,6 +124,8 @@ class BatchConfig(BaseModel):
     def _check_engine(self) -> BatchConfig:
         if (self.engine == "external") != (self.engine_url is not None):
             raise ValueError("engine_url goes with engine=external, and external needs one")
+        if (self.engine == "sglang") != (self.engine_recipe is not None):
+            raise ValueError("engine_recipe goes with engine=sglang, and sglang needs one")
         for name in ("lora", "routed_experts"):
             if self.engine == "embedded" and getattr(self, name):
                 raise ValueError(f"{name} needs SGLang: the embedded engine serves dense models without adapters")

@@ -6,8 +6,11 @@ RolloutLakeError
 │   ├── BadConfig                a parameter, or a batch id that was planned with another configuration
 │   ├── UnknownPart              agent, reward, picker, finisher or matcher that is not installed
 │   ├── BadCheckpoint            a model directory that cannot be loaded
+│   ├── EngineMismatch           an engine to compare with serves another vocabulary or architecture
 │   ├── BadLake                  a lake path that is not writable or holds something else
 │   ├── PortInUse                a server cannot bind
+│   ├── NoSGLang                 no Python environment with SGLang is at hand
+│   ├── EngineInUse              this host's engines serve another model, or with other flags
 │   └── BatchClosed              the batch is quarantined or discarded
 ├── SessionRefused               a request that a session server refuses (HTTP status and text)
 ├── SessionUnreachable           the session server gave no answer
@@ -88,12 +91,24 @@ class BadCheckpoint(BadInput):
     """A model directory is missing, incomplete or of an architecture that cannot be loaded."""
 
 
+class EngineMismatch(BadInput):
+    """The engine to compare with serves another vocabulary or architecture; the batch's ids may end it."""
+
+
 class BadLake(BadInput):
     """The lake path is not writable, or holds files that are not a lake's."""
 
 
 class PortInUse(BadInput):
     """A server cannot bind its port; choose another or 0."""
+
+
+class NoSGLang(BadInput):
+    """No Python environment with SGLang is at hand; `make sglang-cpu` builds one for CPUs."""
+
+
+class EngineInUse(BadInput):
+    """The engines of this host are used with another model or other flags; wait for their batch, or do as it does."""
 
 
 class BatchClosed(BadInput):

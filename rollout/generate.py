@@ -16,7 +16,9 @@ An agent may wrap or swallow the HTTP errors that it gets, so its exception's cl
 session's own record of refused requests (Tape.refused, by HTTP status) decides whose fault it was.
 A fault of the engine, or a session server without an answer, gets another attempt: a new session
 with another seed. An agent's own exception does so only with `retry_agent_errors`, and no attempt begins
-after the deadline.
+after the deadline. An engine that its supervisor had to start again is waited for, and what it took with
+it is no statement about the rollout: that attempt counts neither towards `max_attempts`, nor does the
+waiting towards the deadline. How often an engine is started again has a limit of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 
 from rollout.agents.contract import Agent, run_agent
 from rollout.config import BatchConfig
+from rollout.engine.outages import Outages
 from rollout.errors import Failure, FailureType, RolloutFailure, RolloutLakeError, SessionUnreachable, describe
 from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.rewards import Reward, Rollout, score_rollout
@@ -46,6 +49,8 @@ TURNS_STATUS = "429"
 BACKOFF_S = 0.5
 """First wait before another attempt in seconds; doubled each time, times 0.5 to 1.5 by chance."""
 BACKOFF_LIMIT_S = 8.0
+ENGINE_PATIENCE_S = 1800.0
+"""How long a rollout waits for an engine that is being started again, each time; longer than any start may take."""
 AGENT_FAULTS = ("agent_error", "agent_timeout", "agent_exit")
 """Failures of the agent's own: other attempts only with `retry_agent_errors`."""
 SETTLE_TRIES = 20
@@ -59,7 +64,7 @@ class RunContext:
 
     `agents` holds one for every name that an input carries (rollout.agents.contract.load_agents);
     `engine` describes the engine in the rows. `slots` limits the rollouts in flight at that engine:
-    one object for all shards that use it.
+    one object for all shards that use it. `outages`: what the engine's supervisor tells.
     """
 
     config: BatchConfig
@@ -68,6 +73,7 @@ class RunContext:
     reward: Reward | None
     engine: dict[str, Any]
     slots: asyncio.Semaphore
+    outages: Outages = field(default_factory=lambda: Outages(notice_s=0.0))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -101,17 +107,34 @@ async def attempt_rollout(given: RolloutInput, run: RunContext) -> Attempted:
     """The attempts at one rollout up to the first that needs no other; the engine is free afterwards."""
     clock = asyncio.get_running_loop()
     deadline = clock.time() + run.config.rollout_timeout_s
-    for attempt in range(run.config.max_attempts):
+    attempt = counted = 0
+    while True:
+        deadline += await run.outages.wait_up(ENGINE_PATIENCE_S)
+        losses = run.outages.count
         last = await _attempt(given, run, attempt, deadline)
-        if not _worth_another(last, run.config) or attempt + 1 == run.config.max_attempts:
+        if not _worth_another(last, run.config):
             break
-        pause_s = min(BACKOFF_LIMIT_S, BACKOFF_S * 2**attempt) * (0.5 + random.random())
-        if clock.time() + pause_s >= deadline:
+        attempt += 1
+        if last.repeatable and clock.time() < deadline and await run.outages.since(losses):
+            log.warning("rollout %d: the engine was lost under it; another attempt when it is back", given.index)
+            continue
+        counted += 1
+        pause_s = min(BACKOFF_LIMIT_S, BACKOFF_S * 2 ** (counted - 1)) * (0.5 + random.random())
+        if counted == run.config.max_attempts or clock.time() + pause_s >= deadline:
             break
-        log.warning(
-            "rollout %d, attempt %d: %s; another attempt in %.1f s", given.index, attempt, last.outcome.failure, pause_s
-        )
+        failure = last.outcome.failure
+        log.warning("rollout %d, attempt %d: %s; another attempt in %.1f s", given.index, attempt - 1, failure, pause_s)
         await asyncio.sleep(pause_s)
+    return last
+
+
+async def repeat_attempt(given: RolloutInput, run: RunContext, attempt: int) -> Attempted:
+    """One attempt again, under the seed that it had; once more where engine or session server were at fault."""
+    for _ in range(run.config.max_attempts):
+        await run.outages.wait_up(ENGINE_PATIENCE_S)
+        last = await _attempt(given, run, attempt, asyncio.get_running_loop().time() + run.config.rollout_timeout_s)
+        if not last.repeatable:
+            break
     return last
 
 

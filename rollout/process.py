@@ -107,6 +107,29 @@ def say_ready(**facts: Any) -> None:
     sys.stdout.flush()
 
 
+def children(pid: int) -> dict[int, str]:
+    """The living processes that `pid` started, with their command lines. Linux only."""
+    found = {}
+    for one in _pids():
+        try:
+            fields = Path(f"/proc/{one}/stat").read_bytes().rsplit(b")", 1)[1].split()
+            line = Path(f"/proc/{one}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if fields[0] != b"Z" and int(fields[1]) == pid:
+            found[one] = line.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def started_at(pid: int) -> int | None:
+    """When a living process started, in clock ticks since boot; null if there is none. With its pid it names it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] == b"Z" else int(fields[19])
+
+
 def free_port() -> int:
     """A port that was free a moment ago. Prefer binding port 0 and reporting it with `say_ready`."""
     with socket.socket() as probe:
@@ -128,6 +151,10 @@ class Child:
 
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    def lost(self) -> str | None:
+        """Why the child can serve no longer; null while nothing is known against it."""
+        return None if self.alive() else f"it ended with {self.process.returncode}"
 
     def stop(self, grace_s: float = 5.0) -> None:
         """End the child's whole process group: SIGTERM, then SIGKILL after `grace_s` seconds."""

@@ -34,5 +34,5 @@ async def quarantine(batch: Batch, manifests: Manifests, parity: pa.Table, row: 
 
 
 def _differing(parity: pa.Table) -> list[dict[str, Any]]:
-    columns = parity.select(["index", "rollout_key", "verdict", "reason", "paths"])
+    columns = parity.select(["index", "rollout_key", "check", "verdict", "reason", "paths"])
     return [row for row in columns.to_pylist() if row["verdict"] == "differs"]

@@ -68,12 +68,12 @@ class Rollout:
     cwd: Path
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def start(self, *arguments: object) -> Run:
+    def start(self, *arguments: object, program: str | Path = COMMAND) -> Run:
         mark = uuid.uuid4().hex
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "ROLLOUT_"))}
         environment = {**kept, "ROLLOUT_HOME": str(self.home), MARK: mark, **self.environment}
         process = subprocess.Popen(
-            [str(COMMAND), *map(str, arguments)],
+            [str(program), *map(str, arguments)],
             cwd=self.cwd,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -13,7 +13,8 @@ from faulty_proxy import FaultyProxy
 
 
 class FaultyFacts(FaultyProxy):
-    """`facts` stand in its /model_info in place of the engine's, `late_s` is how far its clock is behind.
+    """`facts` stand in its /model_info and `server_facts` in its /server_info in place of the engine's, `late_s` is
+    how far its clock is behind.
 
     `change(request, reply)` may spoil each generation; `ask(request)` what the engine is asked for.
     """
@@ -21,6 +22,7 @@ class FaultyFacts(FaultyProxy):
     def __init__(self, engine: str) -> None:
         super().__init__(engine)
         self.facts: dict[str, Any] = {}
+        self.server_facts: dict[str, Any] = {}
         self.late_s = 0.0
         self.ask: Callable[[dict[str, Any]], None] = lambda request: None
         self.change: Callable[[dict[str, Any], dict[str, Any]], None] = lambda request, reply: None
@@ -38,5 +40,7 @@ class FaultyFacts(FaultyProxy):
             answer = orjson.dumps(told)
         if http.path == "/model_info":
             answer = orjson.dumps({**orjson.loads(answer), **self.facts})
+        if http.path == "/server_info":
+            answer = orjson.dumps({**orjson.loads(answer), **self.server_facts})
         headers = {"Date": formatdate(time.time() - self.late_s, usegmt=True)}
         return web.Response(body=answer, status=status, content_type="application/json", headers=headers)

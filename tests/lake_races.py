@@ -68,7 +68,7 @@ def publish_killed(uri: str, batch_id: str, steps: int) -> None:
         if left[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    write, link, rows = tables.write_transaction, paths.store.link, publishing._write_rows
+    write, link, rows = tables.write_transaction, paths.store.link, publishing.write_rows
 
     def fault_commit(*args: Any) -> None:
         count()
@@ -84,6 +84,6 @@ def publish_killed(uri: str, batch_id: str, steps: int) -> None:
         return rows(*args)
 
     tables.write_transaction = fault_commit
-    publishing._write_rows = fault_rows
+    publishing.write_rows = fault_rows
     paths.store.link = fault_link  # type: ignore[method-assign]
     publish_batch(paths, plan, staged_shards(paths, batch_id), parity_rows(plan), ROW)

@@ -140,9 +140,9 @@ def _tito(tokenizer: str, renderer: str) -> Tito:
     return Tito(load_tokenizer(tokenizer), renderer)
 
 
-def join_checks(checks: list[ShardCheck]) -> tuple[pa.Table, Summary]:
-    """The batch's parity rows and its summary, from the checks of all its shards."""
-    parity = pa.concat_tables([check.parity for check in checks])
+def join_checks(checks: list[ShardCheck], live: pa.Table | None = None) -> tuple[pa.Table, Summary]:
+    """The batch's parity rows, those of live runs last, and its summary, from the checks of all its shards."""
+    parity = pa.concat_tables([*(check.parity for check in checks), *([] if live is None else [live])])
     facts = pl.concat([check.facts for check in checks])
     exchanges = pl.concat([check.exchanges for check in checks])
     return parity, summarise(facts, exchanges, summarize(parity))

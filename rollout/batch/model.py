@@ -14,7 +14,7 @@ from rollout.config import BatchConfig
 from rollout.engine.checkpoint import read_checkpoint
 from rollout.engine.client import EngineClient
 from rollout.engine.tiny import CHECKPOINT
-from rollout.errors import BadConfig, EngineError
+from rollout.errors import BadCheckpoint, BadConfig, EngineError
 from rollout.home import state_home
 from rollout.lake.datafile import file_digest
 from rollout.lake.paths import S3_SCHEME
@@ -39,7 +39,7 @@ async def fetched_directory(config: BatchConfig, say: Callable[[str], None] | No
         return _local(config.model)
     from rollout.batch.model_source import fetch_model  # fsspec takes a while to import
 
-    left, weights = threading.Event(), config.engine == "embedded"
+    left, weights = threading.Event(), config.engine != "external"
     try:
         return await asyncio.to_thread(
             fetch_model, config.model, state_home() / MODELS, weights=weights, say=say, left=left
@@ -79,6 +79,8 @@ async def model_digest(config: BatchConfig, directory: Path) -> str:
     """
     if config.engine == "embedded":
         return await asyncio.to_thread(checkpoint_digest, directory)
+    if config.engine == "sglang":
+        return await asyncio.to_thread(directory_digest, directory)
     client = EngineClient(str(config.engine_url), timeout_s=10.0)
     try:
         info = await client.model_info()
@@ -97,9 +99,30 @@ def checkpoint_digest(directory: Path) -> str:
         BadCheckpoint: the directory cannot be loaded.
     """
     checkpoint = read_checkpoint(directory)
+    return _digest({*checkpoint.files.values(), *_named(directory)})
+
+
+def directory_digest(directory: Path) -> str:
+    """The same over a checkpoint of an architecture that only SGLang loads; equal where both can be had.
+
+    Raises:
+        BadCheckpoint: it lacks config, tokenizer or weights.
+    """
+    weights, named = set(directory.glob("*.safetensors")), _named(directory)
+    missing = {"config.json", "tokenizer.json"} - {path.name for path in named}
+    if missing or not weights:
+        raise BadCheckpoint(f"{directory}: no {' and no '.join(sorted(missing)) or '*.safetensors'} there")
+    return _digest({*weights, *named})
+
+
+def _named(directory: Path) -> set[Path]:
     named = {directory / name for name in ("config.json", "generation_config.json", "tokenizer.json")}
+    return {path for path in named if path.is_file()}
+
+
+def _digest(files: set[Path]) -> str:
     digest = hashlib.blake2b(digest_size=32)
-    for path in sorted({*checkpoint.files.values(), *(path for path in named if path.is_file())}):
+    for path in sorted(files):
         with path.open("rb") as file:
             part = file_digest(file)
         digest.update(f"{path.name}\x00{part}\x00".encode())

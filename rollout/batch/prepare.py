@@ -21,6 +21,8 @@ from rollout.batch.plan import check_keys, make_plan
 from rollout.batch.prompts import Checked, PromptRow, PromptRows, read_prompts
 from rollout.batch.prompttables import keep_version
 from rollout.config import BatchConfig, make_config
+from rollout.engine.environment import host_gpus, sglang_python, share_gpus
+from rollout.engine.recipes import find_recipe
 from rollout.errors import BadConfig
 from rollout.lake.paths import LakePaths
 from rollout.lake.planfile import Plan
@@ -174,7 +176,8 @@ def _check_parts(config: BatchConfig, agents: Sequence[str]) -> None:
 
     Raises:
         UnknownPart: one is not installed or cannot be loaded.
-        BadInput: an agent needs another session version; BadConfig: an unknown chat format.
+        BadInput: an agent needs another session version; BadConfig: an unknown chat format or engine recipe.
+        NoSGLang: no environment to start it from.
     """
     load_agents(agents, config.session_version, config.agent_command)
     if config.reward is not None:
@@ -182,6 +185,9 @@ def _check_parts(config: BatchConfig, agents: Sequence[str]) -> None:
     find_matcher(config.matcher)
     find_picker(config.picker)
     find_finisher(config.finisher)
+    if config.engine == "sglang":
+        share_gpus(find_recipe(str(config.engine_recipe)), host_gpus())
+        sglang_python()
     if config.renderer != BatchConfig.model_fields["renderer"].default:  # renderers takes a while to import
         from renderers.configs import config_from_name
 

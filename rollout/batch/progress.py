@@ -18,7 +18,7 @@ class BatchProgress:
     """Counts since the run began; shards and rollouts that an earlier run finished are counted as done at once.
 
     `tokens` and `turns` are of this run alone; times are `time.monotonic()` seconds. `summary` is set
-    when every shard is checked.
+    when every shard is checked. `live` counts the rollouts that run again for live parity.
     """
 
     phase: str = "planning"
@@ -31,6 +31,8 @@ class BatchProgress:
     failed: int = 0
     turns: int = 0
     tokens: int = 0
+    live: int = 0
+    live_done: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.monotonic)
     first_rollout: float | None = None

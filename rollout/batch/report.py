@@ -28,6 +28,9 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("parity", f"{_counts(summary.verdicts)}; share equal {_number(summary.equal_share)}"),
     ]
     rows += [(f"  {verdict}", _counts(kinds)) for verdict, kinds in summary.reasons.items()]
+    if summary.live:
+        rows.append(("live parity", _counts(summary.live)))
+        rows += [(f"  {verdict}", _counts(kinds)) for verdict, kinds in summary.live_reasons.items()]
     rows.append(
         (
             "tokens",

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -37,13 +37,13 @@ _JOURNAL = "sessions-"
 
 @asynccontextmanager
 async def session_server(
-    engine_url: str, tokenizer: Path, config: BatchConfig, *, log: Path
+    engine: str | Sequence[str], tokenizer: Path, config: BatchConfig, *, log: Path
 ) -> AsyncIterator[SessionClient]:
     """The worker's own session server, a child process on loopback, and the driver's client of it.
 
     Only this client and the sessions' own keys are let in: the driver's token is made up here. A server
     that dies is started again on its port, with the sessions of its journal. The journal is beside `log`,
-    and goes with the server; those of workers that were killed are removed.
+    and goes with the server; those of workers that were killed are removed. `engine`: its URL, or those of several.
 
     Raises:
         ChildFailed: it did not start; the message has the last lines of `log`.
@@ -52,7 +52,9 @@ async def session_server(
     log.parent.mkdir(parents=True, exist_ok=True)
     remove_left(log.parent, _JOURNAL)
     journal = Path(tempfile.mkdtemp(prefix=_JOURNAL, dir=log.parent))
-    argv = [sys.executable, "-m", "rollout.session.server", "--engine", engine_url, "--tokenizer", str(tokenizer)]
+    argv = [sys.executable, "-m", "rollout.session.server", "--tokenizer", str(tokenizer)]
+    for url in [engine] if isinstance(engine, str) else engine:
+        argv += ["--engine", url]
     argv += ["--renderer", config.renderer, "--driver-token-env", TOKEN_VARIABLE, "--journal", str(journal)]
     # An agent may be silent for as long as its rollout may last.
     argv += ["--idle-s", str(max(IDLE_S, 2 * config.rollout_timeout_s))]

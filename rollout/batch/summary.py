@@ -52,6 +52,7 @@ class Summary:
 
     `group_rewards` holds one mean reward per group, in the groups' order; `pass_at` maps k to the
     probability that one of k rollouts passes and to their mean reward; `reasons` has a verdict's reasons by kind.
+    `live` and `live_reasons` are the verdicts and reasons of live parity.
     """
 
     rollouts: int
@@ -74,6 +75,8 @@ class Summary:
     tokens_trained: int
     seconds_engine: float
     seconds_parity: float
+    live: dict[str, int]
+    live_reasons: dict[str, dict[str, int]]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,6 +92,8 @@ class Summary:
             "verdicts": self.verdicts,
             "reasons": self.reasons,
             "equal_share": self.equal_share,
+            "live": self.live,
+            "live_reasons": self.live_reasons,
         }
 
 
@@ -167,6 +172,8 @@ def summarise(facts: pl.DataFrame, exchanges: pl.DataFrame, parity: ParitySummar
         tokens_trained=int(facts["trained"].sum()),
         seconds_engine=float(exchanges["seconds"].sum()),
         seconds_parity=parity.seconds,
+        live=parity.live,
+        live_reasons=parity.live_reasons,
     )
 
 

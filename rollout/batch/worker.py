@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from rollout import __version__
 from rollout.agents.contract import load_agents
 from rollout.batch.canary import in_canary, require_unstaged
+from rollout.batch.engines import EnginesInUse, Say, open_engines
 from rollout.batch.output import contained_output
 from rollout.batch.plan import shard_inputs, shard_refusals
 from rollout.batch.prepare import Batch
@@ -22,8 +21,6 @@ from rollout.batch.spool import Spool, open_spool
 from rollout.batch.streak import FailureStreak
 from rollout.columns import BatchStamp
 from rollout.config import BatchConfig
-from rollout.engine.client import EngineClient
-from rollout.engine.embedded import start_embedded
 from rollout.errors import BadConfig, CanaryFailed, SessionRefused
 from rollout.generate import RolloutResult, RunContext, session_settings
 from rollout.lake.manifest import Manifest
@@ -36,8 +33,8 @@ from rollout.session.client import SessionClient
 class Worker:
     """Runs shards of one batch. No dataclass: it is handed to Prefect tasks, which walk through those."""
 
-    def __init__(self, batch: Batch, context: RunContext, engine_url: str, spools: Path) -> None:
-        self.batch, self.context, self._engine_url, self._spools = batch, context, engine_url, spools
+    def __init__(self, batch: Batch, context: RunContext, engines: EnginesInUse, spools: Path) -> None:
+        self.batch, self.context, self._engines, self._spools = batch, context, engines, spools
         self._streak = FailureStreak(batch.config.max_failed_in_a_row)
 
     async def run(self, shard: int, progress: BatchProgress) -> Manifest:
@@ -107,25 +104,32 @@ class Worker:
             progress=finished,
         )
         if set(result.counts["failures"]) & set(TRIED_AGAIN):
-            await self._check_children()
+            await self.check_children()
         return result
 
-    async def _check_children(self) -> None:
-        client = EngineClient(self._engine_url)
-        try:
-            await client.model_info()
-        finally:
-            await client.close()
+    @property
+    def engine_url(self) -> str:
+        """One of the batch's engines, to be asked what it is."""
+        return self._engines.urls[0]
+
+    async def check_children(self) -> None:
+        """Make sure after failures that engine and session server are there.
+
+        Raises:
+            EngineError, SessionUnreachable: one is gone.
+        """
+        await self._engines.check()
         await check_settings(self.context.sessions, self.batch.config)
 
 
 @asynccontextmanager
-async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterator[Worker]:
+async def open_worker(batch: Batch, *, logs: Path, spools: Path, say: Say | None = None) -> AsyncIterator[Worker]:
     """Engine and session server for `batch`, both ended when the block is left.
 
     Args:
         logs: folder for the children's stderr and for what agents print.
         spools: folder on a local disk for the finished rollouts of shards that are not staged yet.
+        say: told how far an engine is that takes long to start.
 
     Raises:
         BadCheckpoint, UnknownPart, BadConfig: what the batch asks for cannot be had.
@@ -134,8 +138,8 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
     config = batch.config
     watch_this_process()
     async with (
-        _engine(batch, logs) as (url, facts),
-        session_server(url, batch.tokenizer, config, log=logs / "session.log") as sessions,
+        open_engines(batch, logs=logs, say=say) as engines,
+        session_server(engines.urls, batch.tokenizer, config, log=logs / "session.log") as sessions,
     ):
         await check_settings(sessions, config)
         context = RunContext(
@@ -143,50 +147,12 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path) -> AsyncIterato
             sessions=sessions,
             agents=load_agents(batch.plan.agents, config.session_version, config.agent_command),
             reward=None if config.reward is None else load_reward(config.reward, config.reward_key),
-            engine=facts,
+            engine=engines.facts,
             slots=asyncio.Semaphore(config.concurrency),
+            outages=engines.outages,
         )
         with contained_output(logs / "agents.log"):
-            yield Worker(batch, context, url, spools)
-
-
-@asynccontextmanager
-async def _engine(batch: Batch, logs: Path) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    config = batch.config
-    if config.engine == "external":
-        url = str(config.engine_url)
-        yield url, await _external_facts(url, config)
-        return
-    child = await start_embedded(batch.tokenizer, log=logs / "engine.log")
-    try:
-        facts = engine_facts("embedded", __version__, config.model or "tiny", config, deterministic=True)
-        yield child.url, facts
-    finally:
-        await asyncio.to_thread(child.stop)
-
-
-async def _external_facts(url: str, config: BatchConfig) -> dict[str, Any]:
-    client = EngineClient(url)
-    try:
-        info = await client.model_info()
-    finally:
-        await client.close()
-    return engine_facts("sglang", info.get("version"), str(info.get("model_path")), config, deterministic=None)
-
-
-def engine_facts(
-    name: str, version: str | None, model: str, config: BatchConfig, *, deterministic: bool | None
-) -> dict[str, Any]:
-    """The `engine` column of a batch's rows; `deterministic` is null where the engine does not say."""
-    return {
-        "name": name,
-        "version": version,
-        "model": model,
-        "revision": None,
-        "policy_version": config.policy_version,
-        "flags_hash": None,
-        "deterministic": deterministic,
-    }
+            yield Worker(batch, context, engines, spools)
 
 
 async def check_settings(sessions: SessionClient, config: BatchConfig) -> None:

@@ -1,6 +1,6 @@
 """The embedded engine: a child process that serves a small Qwen3 checkpoint as SGLang would.
 
-    python -m rollout.engine.embedded --model DIR [--port 0] [--host 127.0.0.1] [--device cpu]
+    python -m rollout.engine.embedded --model DIR [--port 0] [--host 127.0.0.1] [--device cpu] [--grow SHAPE]
 
 It prints rollout.process's ready line when it answers. A directory that cannot be loaded and a port
 that is taken end it with exit code 2 and one line on stderr, before anything is served. The parts:
@@ -23,17 +23,20 @@ import sys
 from pathlib import Path
 
 from rollout.engine.checkpoint import Checkpoint, read_checkpoint
+from rollout.engine.exact import EXACT_ENVIRONMENT
 from rollout.errors import BadCheckpoint, BadInput, PortInUse
 from rollout.process import Child, ChildFailed, say_ready, start
 from rollout.tito.tokenizer import Tokenizer
 
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **EXACT_ENVIRONMENT}
 _BAD_CHECKPOINT = f"{BadCheckpoint.__name__}: "
 _KEEPALIVE_S = 3600.0
 
 
-async def start_embedded(model: Path | None, *, log: Path) -> Child:
+async def start_embedded(model: Path | None, *, log: Path, port: int = 0) -> Child:
     """Start the engine on `model` (None: the checkpoint that ships in the package), stderr to `log`.
+
+    `port`: one that the caller holds (rollout.engine.ports); 0 takes a free one.
 
     The child ends with this process. Its `facts`: port, model_path, context_length, vocab_size,
     weight_version.
@@ -49,6 +52,7 @@ async def start_embedded(model: Path | None, *, log: Path) -> Child:
     await asyncio.to_thread(read_checkpoint, model)
     written = log.stat().st_size if log.exists() else 0
     argv = [sys.executable, "-m", "rollout.engine.embedded", "--model", str(model)]
+    argv += ["--port", str(port)]
     try:
         return await start(argv, log=log)
     except ChildFailed:
@@ -82,12 +86,14 @@ async def _serve(
     import torch
     from aiohttp import web
 
+    from rollout.engine.grow import find_shape
     from rollout.engine.model import load_model
     from rollout.engine.scheduler import Scheduler
     from rollout.engine.serving import EngineServer, Served
 
     torch.set_num_threads(1)
-    model = load_model(checkpoint, device=options.device)
+    shape = None if options.grow is None else find_shape(options.grow)
+    model = load_model(checkpoint, device=options.device, shape=shape)
     eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     scheduler = Scheduler(
         model,
@@ -125,11 +131,12 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one and reports it")
     parser.add_argument("--device", default="cpu", help="torch device")
+    parser.add_argument("--grow", default=None, help="compute the same function in a greater shape, as qwen3-8b")
     parser.add_argument("--context-length", type=int, default=None, help="less than the model's own")
     parser.add_argument("--max-running-requests", type=int, default=32)
     parser.add_argument("--weight-version", default="default", help="name of the weights in the answers")
     options = parser.parse_args()
-    os.environ.update(_ONE_THREAD)
+    os.environ.update(_ENVIRONMENT)
     try:
         with bind(options.host, options.port) as held:
             checkpoint = read_checkpoint(options.model)

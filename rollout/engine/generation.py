@@ -13,6 +13,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 from typing import Any, Literal
 
@@ -109,9 +110,8 @@ def _sampled(meta: dict[str, Any], vocabulary: int) -> tuple[NDArray[np.int32], 
     if not entries:
         raise EngineError("the engine sampled no token")
     try:
-        log_probs = [entry[0] for entry in entries]
-        ids = [entry[1] for entry in entries]
-    except (TypeError, IndexError, KeyError):
+        log_probs, ids = islice(zip(*entries), 2)  # noqa: B905 - entries may be longer than they need be
+    except (TypeError, ValueError):
         raise EngineError("meta_info.output_token_logprobs: an entry is not [logprob, id, ...]") from None
     if not set(map(type, log_probs)) <= {float, int}:
         raise EngineError("meta_info.output_token_logprobs: a logprob is not a number")

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import aiohttp
 
 from rollout.engine.ports import HeldPort
 from rollout.engine.recipes import Recipe
-from rollout.process import Child, ChildFailed, bound_argv, end_group, end_marked, log_tail
+from rollout.process import Child, ChildFailed, bound_argv, children, end_group, end_marked, log_tail
 
 MARK = "ROLLOUT_ENGINE"
 """Environment variable that all processes of one engine share, and no other has."""
@@ -34,17 +34,32 @@ TAIL_LINES = 12
 _POLL_S = 0.25
 _PROBE_S = 30.0
 _WARM_UP_S = 300.0
+_PART = "sglang::"
+"""How SGLang's own processes call themselves: scheduler and detokenizer."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(kw_only=True, slots=True)
 class EngineChild(Child):
-    """A running SGLang server. `mark` is the value of MARK in its processes; `watcher` ends them after us."""
+    """A running SGLang server.
+
+    `mark` is the value of MARK in its processes; `watcher` ends them after us; `parts` are the processes
+    without which it cannot serve, by pid.
+    """
 
     mark: str
     watcher: subprocess.Popen[bytes]
     port: HeldPort | None = None
+    parts: dict[int, str] = field(default_factory=dict)
+
+    def lost(self) -> str | None:
+        """The main process lives on for seconds after its scheduler has died."""
+        if (ended := super(EngineChild, self).lost()) is not None or not self.parts:
+            return ended
+        living = children(self.process.pid)
+        gone = [name for pid, name in self.parts.items() if pid not in living]
+        return f"its {', '.join(gone)} ended" if gone else None
 
     def stop(self, grace_s: float = 1.0) -> None:
         """End every process of this engine: SIGTERM to its group, SIGKILL after `grace_s` seconds.
@@ -69,7 +84,7 @@ async def launch(
     model: Path | str,
     python: Path,
     log: Path,
-    gpus: Sequence[int] = (),
+    gpus: Sequence[int | str] = (),
     deadline_s: float = READY_S,
     extra: Sequence[str] = (),
     port: int | None = None,
@@ -81,7 +96,7 @@ async def launch(
         model: a checkpoint directory, or a name that SGLang resolves.
         python: the interpreter of an environment with SGLang.
         log: everything that it writes is appended here.
-        gpus: numbers of the GPUs that it sees; empty leaves the recipe's environment as it is.
+        gpus: the GPUs that it sees, as CUDA_VISIBLE_DEVICES names them; empty leaves the recipe's environment as it is.
         extra: further flags, behind the recipe's.
         port: one that the caller holds (HeldPort); null takes a free one.
         say: told now and then how long it has been starting.
@@ -104,6 +119,7 @@ async def launch(
     except BaseException:
         child.stop(grace_s=0.0)  # nobody will be told of it
         raise
+    child.parts = {pid: name for pid, name in children(child.process.pid).items() if name.startswith(_PART)}
     return child
 
 

@@ -12,8 +12,8 @@ A request's bits never depend on its neighbours, by these rules:
 - Whether a block's rows are independent of their position and of each other on this machine is
   tried out at load, over the whole step. Where they are not, `block` becomes 1: each row alone.
 
-Everything is float32, whatever the weights' type. One thread: a model this small gains nothing
-from more, and the cores are the session server's and the agents'.
+Everything is float32, whatever the weights' type, on a GPU too (`exact` says how). One thread: a
+model this small gains nothing from more, and the cores are the session server's and the agents'.
 
 Shape legend: _T tokens of a prompt piece, _B rows of a decode block, _V vocabulary, _H hidden,
 _Q query heads, _K key-value heads, _D head dimension, _L tokens in a cache.
@@ -26,10 +26,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rollout.engine.checkpoint import Checkpoint, Qwen3Config
+from rollout.engine.exact import make_exact
+from rollout.engine.grow import Shape, grow
+from rollout.engine.weights import read_weights
 from rollout.errors import BadCheckpoint
 
 BLOCK_ROWS = 16
@@ -240,20 +242,23 @@ def _arrange(config: Qwen3Config, weights: dict[str, Tensor], n: int) -> Layer:
     )
 
 
-def load_model(checkpoint: Checkpoint, *, device: str = "cpu", block: int | None = None) -> Qwen3:
-    """Read the weights of a checked checkpoint as float32 onto `device`.
+def load_model(
+    checkpoint: Checkpoint, *, device: str = "cpu", block: int | None = None, shape: Shape | None = None
+) -> Qwen3:
+    """Read the weights of a checked checkpoint as float32 onto `device`, grown to `shape` where one is given.
 
     Raises:
         BadCheckpoint: a weights file cannot be read after all, or the device is not there.
+        BadConfig: the checkpoint cannot be grown to that shape.
     """
-    weights: dict[str, Tensor] = {}
     try:
         target = torch.device(device)
-        for path in sorted(set(checkpoint.files.values())):
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    weights[name] = file.get_tensor(name).to(device=target, dtype=torch.float32)
-    except (SafetensorError, OSError, RuntimeError, AssertionError) as error:
+        make_exact(target)
+        weights = read_weights(checkpoint, target)
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())
         raise BadCheckpoint(f"{checkpoint.directory}: cannot be loaded on {device} ({reason})") from error
-    return Qwen3(checkpoint.config, weights, block=block)
+    config = checkpoint.config
+    if shape is not None:
+        config, weights = grow(config, weights, shape)
+    return Qwen3(config, weights, block=block)

@@ -37,20 +37,33 @@ class Recipe:
     deterministic: bool = True
 
     @property
+    def stated(self) -> tuple[str, ...]:
+        """What a row says of them: the flags, and the variables as NAME=VALUE."""
+        return (*self.flags, *(f"{name}={value}" for name, value in sorted(self.environment.items())))
+
+    @property
     def flags_hash(self) -> str:
-        """sha256 over the flags, first 16 hex digits."""
-        return hashlib.sha256("\0".join(self.flags).encode()).hexdigest()[:16]
+        """sha256 over the flags and variables, first 16 hex digits."""
+        return hashlib.sha256("\0".join(self.stated).encode()).hexdigest()[:16]
 
 
 def tiny_cpu() -> Recipe:
     """The shipped checkpoint, or another of its size, on two CPU cores; for tests.
 
     No prefix is reused between requests: a reused one moves the last bits of what follows, so a row
-    would depend on what the engine had served before, or on whether it was started again.
+    would depend on what the engine had served before, or on whether it was started again. One thread,
+    for two reasons: their number moves the last bits, and several that wait for each other on cores
+    that others use too are ten times slower. Nothing is compiled: that takes half a minute at the first
+    seeded turn, and gives the same bits.
     """
     flags = "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 32768"
     flags += f" --max-running-requests 32 --random-seed 0 {DETERMINISTIC} --disable-radix-cache"
-    environment = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
     return Recipe(name="tiny_cpu", flags=tuple(flags.split()), gpus=0, engines=1, environment=environment)
 
 

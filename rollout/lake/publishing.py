@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from deltalake.transaction import AddAction
 
 from rollout.errors import BatchClosed, PublishFailed, StagedChanged
-from rollout.lake.datafile import FileBreach, footer_statistics, write_data_file
+from rollout.lake.checks import write_rows
+from rollout.lake.datafile import FileBreach, footer_statistics
 from rollout.lake.manifest import Manifest, StagedFile
 from rollout.lake.paths import LakePaths
 from rollout.lake.planfile import Plan
@@ -213,22 +213,8 @@ def _commit_rows(paths: LakePaths, plan: Plan, name: TableName, rows: pa.Table) 
     version = transaction(paths, name, plan.batch_id)
     if version is not None:
         return Commit(version=version, already=True)
-    actions = [_write_rows(paths, plan.batch_id, name, rows)] if rows.num_rows else []
+    actions = [write_rows(paths, plan.batch_id, name, rows)] if rows.num_rows else []
     return commit_once(paths, name, plan.batch_id, actions, {"batch_id": plan.batch_id})
-
-
-def _write_rows(paths: LakePaths, batch_id: str, name: TableName, rows: pa.Table) -> AddAction:
-    folder = paths.table_key(name)
-    file_name = f"{name}-{uuid.uuid4().hex}.parquet"
-    scratch = paths.store.scratch(folder)
-    try:
-        size, _ = write_data_file(rows, np.arange(rows.num_rows), scratch, name)
-        with scratch.open("rb") as data:
-            stats = footer_statistics(data, name, rows.num_rows, file_name)
-        paths.store.upload(scratch, f"{folder}/{file_name}")
-    finally:
-        scratch.unlink(missing_ok=True)
-    return add_action(file_name, size, stats)
 
 
 def quarantine_batch(

@@ -109,7 +109,7 @@ def check_trajectories(trajectories: pa.Table, batch_id: str, cut: ShardPlan) ->
 
 
 def check_verdicts(parity: pa.Table, plan: Plan) -> None:
-    """Refuse to publish a batch unless each planned rollout has its one replay verdict, and none differs.
+    """Refuse to publish a batch unless each planned rollout has its one replay verdict, and none differs, live too.
 
     Raises:
         ValueError: rows of another batch, or a rollout without its one verdict.
@@ -123,7 +123,7 @@ def check_verdicts(parity: pa.Table, plan: Plan) -> None:
             f"parity: {len(indexes)} verdicts on {len(np.unique(indexes))} rollouts, "
             f"batch {plan.batch_id} has {plan.n_rollouts}"
         )
-    differing = indexes[replays.column("verdict").to_numpy() == "differs"]
+    differing = parity.column("index").to_numpy()[parity.column("verdict").to_numpy() == "differs"]
     if len(differing):
         raise ParityFailed(
             f"parity: {len(differing)} of {plan.n_rollouts} rollouts differ (first index {differing[0]})"

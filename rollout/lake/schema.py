@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
+from deltalake import Field as DeltaField
 from deltalake import Schema as DeltaSchema
+from deltalake.schema import StructType
 
 from rollout.columns import SAMPLES_SCHEMA, SCHEMA_VERSION, TIMESTAMP, required
 from rollout.tape_columns import TRAJECTORIES_SCHEMA
@@ -169,6 +171,24 @@ def describe_delta_difference(found: DeltaSchema, name: TableName) -> str | None
             return f"column {field.name} is {have.type}, nullable {have.nullable}; want {field.type}, {field.nullable}"
     strict = [field.name for field in there.values() if not field.nullable]
     return f"column {strict[0]} is unknown and never null" if strict else None
+
+
+def columns_to_add(found: DeltaSchema, name: TableName) -> list[DeltaField]:
+    """Nullable columns of the frozen schema that an older table lacks, and structs that have grown since."""
+    there = {field.name: field for field in found.fields}
+    wanted = []
+    for field in DELTA_SCHEMAS[name].fields:
+        have = there.get(field.name)
+        if (have is None and field.nullable) or (have is not None and _has_grown(have.type, field.type)):
+            wanted.append(field)
+    return wanted
+
+
+def _has_grown(old: Any, new: Any) -> bool:
+    if not isinstance(old, StructType) or not isinstance(new, StructType) or old == new:
+        return False
+    kept = {field.name: field for field in new.fields}
+    return all(kept.get(field.name) == field for field in old.fields)
 
 
 def skipping_columns(name: TableName) -> list[str]:

@@ -21,7 +21,14 @@ from deltalake.transaction import AddAction
 
 from rollout.errors import BadLake, PublishFailed
 from rollout.lake.paths import LakePaths
-from rollout.lake.schema import DELTA_SCHEMAS, TABLE_NAMES, TableName, describe_delta_difference, skipping_columns
+from rollout.lake.schema import (
+    DELTA_SCHEMAS,
+    TABLE_NAMES,
+    TableName,
+    columns_to_add,
+    describe_delta_difference,
+    skipping_columns,
+)
 
 COMMIT_DEADLINE_S = 300.0
 """How long one commit goes on against others that win each version."""
@@ -57,15 +64,34 @@ def open_table(paths: LakePaths, name: TableName) -> DeltaTable | None:
 def create_tables(paths: LakePaths) -> None:
     """Create whatever table is missing, empty; harmless when several processes do it at once.
 
+    A table of an earlier version of this package gets the columns that were added since: null in its rows.
+
     Raises:
         BadLake: a table that is there lacks a column of the frozen schema, or has it with another type.
         PublishFailed: the storage does not answer.
     """
     for name in TABLE_NAMES:
         table = open_table(paths, name) or _create(paths, name)
+        table = _grow(paths, name, table)
         problem = describe_delta_difference(table.schema(), name)
         if problem:
             raise BadLake(f"lake {paths.uri}: tables/{name} is of another schema: {problem}")
+
+
+def _grow(paths: LakePaths, name: TableName, table: DeltaTable) -> DeltaTable:
+    for attempt in range(FAULT_TRIES):
+        added = columns_to_add(table.schema(), name)
+        if not added:
+            break
+        try:
+            table.alter.add_columns(added)
+        except (DeltaError, OSError):  # somebody else committed, perhaps these columns
+            _pause(attempt)
+        newest = open_table(paths, name)
+        if newest is None:
+            raise PublishFailed(f"tables/{name} of {paths.uri} is gone")
+        table = newest
+    return table
 
 
 def _create(paths: LakePaths, name: TableName) -> DeltaTable:

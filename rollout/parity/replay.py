@@ -52,9 +52,13 @@ class Stop:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Replay:
-    """A replayed session as far as it came; `stop` is null when all exchanges were committed."""
+    """A replayed session as far as it came; `stop` is null when all exchanges were committed.
+
+    `client` knows every reply, so it gives each exchange's body as the client sent it.
+    """
 
     session: Session
+    client: ClientSide
     stop: Stop | None = None
 
 
@@ -72,9 +76,9 @@ def replay(tape: Tape, *, version: SessionVersion, tito: Tito, only: Sequence[in
         seen = bisect_left(recorded, client.seen(seq))
         stop = _play(session, tape, client, seq, seen)
         if stop is not None:
-            return Replay(session=session, stop=stop)
+            return Replay(session=session, client=client, stop=stop)
         recorded.append(seq)
-    return Replay(session=session)
+    return Replay(session=session, client=client)
 
 
 def _play(session: Session, tape: Tape, client: ClientSide, seq: int, seen: int) -> Stop | None:
@@ -84,7 +88,7 @@ def _play(session: Session, tape: Tape, client: ClientSide, seq: int, seen: int)
         turn = session.begin(client.body(seq), requested_at=exchange.requested_at, seen=seen)
     except SessionRefused as refusal:
         return Stop.refused(f"exchange[{seq}]", version, refusal)
-    paths = diff_values(_prompt_ids(tape, seq), turn.prompt_ids_T, f"exchange[{seq}].prompt_ids")
+    paths = diff_values(prompt_ids(tape, seq), turn.prompt_ids_T, f"exchange[{seq}].prompt_ids")
     if paths:
         return Stop(kind="prompt", paths=paths)
     generation = recorded_generation(exchange, turn.n_prompt)
@@ -95,7 +99,7 @@ def _play(session: Session, tape: Tape, client: ClientSide, seq: int, seen: int)
     return None
 
 
-def _prompt_ids(tape: Tape, seq: int) -> NDArray[np.int32]:
+def prompt_ids(tape: Tape, seq: int) -> NDArray[np.int32]:
     """The recorded prompt of an exchange, put together from the tape's deltas."""
     exchange = tape.exchanges[seq]
     parts = [exchange.appended_ids_P]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from rollout.errors import ParityFailed, describe
 from rollout.identity import sample_id
 from rollout.lake.schema import rows_to_table
 from rollout.outcome import Outcome
+from rollout.parity.live import CHECK as LIVE
 from rollout.parity.rows import rows_of
 from rollout.parity.verdict import Verdict, judge_rows, row_prefix
 from rollout.session.tape import Tape, table_to_tape
@@ -149,7 +150,8 @@ def _parity_row(verdict: Verdict, index: int, key: int, **stamp: Any) -> dict[st
 class ParitySummary:
     """Counts of verdicts and of reasons by kind; `share` is equal and equal_by_path among rollouts with a sample.
 
-    `share` is null where no rollout has a sample. `seconds` is the sum over the rollouts.
+    `share` is null where no rollout has a sample. `seconds` is the sum over the rollouts. All of that is of the
+    check `replay`; `live` and `live_reasons` have the verdicts and reasons of the check `live`.
     """
 
     n_rollouts: int
@@ -157,26 +159,42 @@ class ParitySummary:
     reasons: dict[str, dict[str, int]]
     share: float | None
     seconds: float
+    live: dict[str, int] = field(default_factory=dict)
+    live_reasons: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def summarize(parity: pa.Table) -> ParitySummary:
-    """The summary of a batch's parity rows (check `replay`)."""
+    """The summary of a batch's parity rows."""
+    replayed = _of(parity, CHECK)
+    verdicts, kinds = _counts(replayed)
+    live, live_kinds = _counts(_of(parity, LIVE))
+    n_with_sample = replayed.num_rows - kinds.get("not_comparable", {}).get("no_sample", 0)
+    n_equal = verdicts.get("equal", 0) + verdicts.get("equal_by_path", 0)
+    return ParitySummary(
+        n_rollouts=replayed.num_rows,
+        verdicts=verdicts,
+        reasons=kinds,
+        share=n_equal / n_with_sample if n_with_sample else None,
+        seconds=float(pc.sum(replayed.column("seconds")).as_py() or 0.0),
+        live=live,
+        live_reasons=live_kinds,
+    )
+
+
+def _of(parity: pa.Table, check: str) -> pa.Table:
+    return parity.filter(pc.equal(parity.column("check"), check))
+
+
+def _counts(parity: pa.Table) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """Verdicts, and each verdict's reasons by kind, counted and in order."""
     verdicts: list[str] = parity.column("verdict").to_pylist()
     reasons: list[str | None] = parity.column("reason").to_pylist()
     kinds: dict[str, Counter[str]] = {}
     for verdict, reason in zip(verdicts, reasons, strict=True):
         if reason is not None:
             kinds.setdefault(verdict, Counter())[reason.split(":", 1)[0]] += 1
-    counts = Counter(verdicts)
-    n_with_sample = len(verdicts) - kinds.get("not_comparable", Counter())["no_sample"]
-    n_equal = counts["equal"] + counts["equal_by_path"]
-    return ParitySummary(
-        n_rollouts=len(verdicts),
-        verdicts=dict(sorted(counts.items())),
-        reasons={verdict: dict(sorted(counter.items())) for verdict, counter in sorted(kinds.items())},
-        share=n_equal / n_with_sample if n_with_sample else None,
-        seconds=float(sum(parity.column("seconds").to_pylist())),
-    )
+    ordered = {verdict: dict(sorted(counter.items())) for verdict, counter in sorted(kinds.items())}
+    return dict(sorted(Counter(verdicts).items())), ordered
 
 
 def require_parity(parity: pa.Table, *, min_equal: float) -> ParitySummary:
@@ -187,14 +205,13 @@ def require_parity(parity: pa.Table, *, min_equal: float) -> ParitySummary:
             (`parity_min_equal`).
 
     Raises:
-        ParityFailed: a rollout differs (its first differing paths are named), or the share is below.
+        ParityFailed: a rollout differs, replayed or live (its first differing paths are named), or the share is
+            below.
     """
     summary = summarize(parity)
-    differing = parity.filter(pc.equal(parity.column("verdict"), "differs")).to_pylist()
-    if differing:
-        named = "; ".join(_name(row) for row in differing[:MAX_NAMED])
-        more = f"; and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
-        raise ParityFailed(f"parity: {len(differing)} of {summary.n_rollouts} rollouts differ: {named}{more}")
+    for check, name in ((CHECK, "parity"), (LIVE, "live parity")):
+        rows = _of(parity, check)
+        _refuse_differing(name, rows.filter(pc.equal(rows.column("verdict"), "differs")).to_pylist(), rows.num_rows)
     if summary.share is not None and summary.share < min_equal:
         counts = ", ".join(f"{kind} {n}" for kind, n in summary.reasons.get("not_comparable", {}).items())
         raise ParityFailed(
@@ -204,8 +221,16 @@ def require_parity(parity: pa.Table, *, min_equal: float) -> ParitySummary:
     return summary
 
 
+def _refuse_differing(name: str, differing: list[dict[str, Any]], n_rollouts: int) -> None:
+    if differing:
+        named = "; ".join(_name(row) for row in differing[:MAX_NAMED])
+        more = f"; and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+        raise ParityFailed(f"{name}: {len(differing)} of {n_rollouts} rollouts differ: {named}{more}")
+
+
 def _name(row: dict[str, Any]) -> str:
-    paths = row["paths"]
+    paths, name = row["paths"], f"rollout {row['index']}"
     if not paths:
-        return f"rollout {row['index']}: {row['reason']}"
-    return f"rollout {row['index']}: {paths[0]}" + (f" (+{len(paths) - 1} paths)" if len(paths) > 1 else "")
+        return f"{name}: {row['reason']}"
+    whose = f"{row['reason']}: " if row["check"] == LIVE else ""
+    return f"{name}: {whose}{paths[0]}" + (f" (+{len(paths) - 1} paths)" if len(paths) > 1 else "")

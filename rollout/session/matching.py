@@ -133,6 +133,8 @@ class _NoObject(Exception):
 
 
 def _same_arguments(a: Any, b: Any) -> bool:
+    if isinstance(a, str) and a == b:
+        return True  # nearly always: no text is read twice to be found like itself
     try:
         return _walk(_arguments(a), _arguments(b))
     except (_NoObject, RecursionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from hashlib import blake2b
+from itertools import repeat
 from typing import Any
 
 from rollout.engine.generation import Generation
@@ -79,7 +80,7 @@ def meta_info(generation: Generation, n_prompt: int, rid: str) -> dict[str, Any]
         "completion_tokens": len(ids),
         "cached_tokens": generation.cached_tokens,
         "weight_version": generation.weight_version,
-        "output_token_logprobs": [[p, number, None] for p, number in zip(log_probs, ids, strict=True)],
+        "output_token_logprobs": list(zip(log_probs, ids, repeat(None, len(ids)), strict=True)),
         "e2e_latency": generation.engine_seconds,
     }
 

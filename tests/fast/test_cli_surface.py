@@ -43,6 +43,7 @@ RUN_OPTIONS = [
     "--routed-experts/--no-routed-experts",
     "--policy-version",
     "--engine",
+    "--engine-recipe",
     "--engine-url",
     "--concurrency",
     "--shard-size",
@@ -53,6 +54,7 @@ RUN_OPTIONS = [
     "--canary",
     "--skip-bad-prompts/--no-skip-bad-prompts",
     "--parity-min-equal",
+    "--parity-live-fraction",
 ]
 
 
@@ -64,6 +66,12 @@ def test_the_options_of_run_are_locked():
 def test_the_options_of_doctor_are_locked():
     parameters = get_command(app).commands["doctor"].params
     assert ["--engine-url", "--model", "--renderer", "--lake", "--json"] == [p.opts[0] for p in parameters]
+
+
+def test_the_options_of_parity_are_locked():
+    parameters = get_command(app).commands["parity"].params
+    expected = ["batch", "--lake", "--limit", "--against", "--rollouts", "--concurrency", "--record", "--json"]
+    assert expected == [p.opts[0] for p in parameters]
 
 
 def test_every_field_of_the_configuration_is_an_option_and_a_flow_parameter():
@@ -87,7 +95,7 @@ def test_only_what_was_given_is_given():
         (["run", "--help"], ["--n-samples-per-prompt", "Examples", "--dry-run", "[default: (0.95)]", "ROLLOUT_HOME"]),
         (["show", "--help"], ["--sample", "--group", "Examples", "ROLLOUT_HOME"]),
         (["doctor", "--help"], ["--engine-url", "--renderer", "Exit code 1", "Examples", "rollout doctor --json"]),
-        (["parity", "--help"], ["differ", "--json"]),
+        (["parity", "--help"], ["differ", "--against", "--record", "Examples", "--json"]),
         (["session", "serve", "--help"], ["--engine", "--tokenizer", "--driver-token-env"]),
     ],
     ids=lambda value: "_".join(value).replace("-", "") if "--help" in value else "",
@@ -106,6 +114,7 @@ def test_help_names_what_there_is(arguments: list[str], expected: list[str]):
         ["show"],
         ["show", "mine"],
         ["parity", "mine"],
+        ["parity", "mine", "--against", "http://127.0.0.1:9"],
         ["agents"],
         ["doctor", "--help"],
         ["doctor", "--engine-url", "http://127.0.0.1:9"],

@@ -35,10 +35,11 @@ def test_the_generated_schema_is_flat_and_follows_the_model():
         ("seed", {"type": "integer", "minimum": 0, "maximum": 2**53 - 1, "default": 0}),
         ("temperature", {"type": "number", "minimum": 0.0, "maximum": 10.0, "default": 1.0}),
         ("session_version", {"type": "string", "enum": ["v1", "v2"], "default": "v2"}),
-        ("engine", {"type": "string", "enum": ["embedded", "external"], "default": "embedded"}),
+        ("engine", {"type": "string", "enum": ["embedded", "sglang", "external"], "default": "embedded"}),
         ("shard_size", {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 32}),
         ("canary", {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 0}),
         ("parity_min_equal", {"type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.95}),
+        ("parity_live_fraction", {"type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.0}),
     ],
 )
 def test_bounds_and_choices_reach_the_form(name: str, expected: dict):

@@ -9,6 +9,7 @@ from faulty_sessions import FaultySessions, serving
 from rollout.agents.contract import Agent
 from rollout.agents.openai_client import close_connections, openai_client
 from rollout.config import make_config
+from rollout.engine.outages import Outages
 from rollout.generate import RunContext, generate, session_seed
 from rollout.outcome import RolloutInput
 from rollout.rewards import Reward, load_reward
@@ -39,7 +40,7 @@ def quick_backoff(monkeypatch):
     monkeypatch.setattr("rollout.generate.BACKOFF_S", 0.01)
 
 
-async def play(fake, run, *, reward=None, metadata=None, **options):
+async def play(fake, run, *, reward=None, metadata=None, outages=None, **options):
     config = make_config(**{"rollout_timeout_s": 5.0, "agent": "test", **options})
     messages = [{"role": "user", "content": "q"}]
     given = RolloutInput(index=3, group_index=1, messages=messages, label="4", agent="test", metadata=metadata or {})
@@ -51,6 +52,7 @@ async def play(fake, run, *, reward=None, metadata=None, **options):
             reward=reward,
             engine={},
             slots=asyncio.Semaphore(1),
+            outages=outages or Outages(notice_s=0.0),
         )
         try:
             result = await generate(given, context)
@@ -281,3 +283,28 @@ async def test_cancelling_a_rollout_deletes_its_session():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert fake.sessions[0].deleted
+
+
+async def test_an_engine_that_its_supervisor_lost_costs_no_attempt():
+    outages = Outages(notice_s=0.5)
+
+    def lost(session, request):
+        if session == 3:
+            return None
+        outages.lost()
+        asyncio.get_running_loop().call_later(0.05, setattr, outages, "up", True)
+        return 502
+
+    fake = FaultySessions(script=lost)
+    (row,) = (await play(fake, asking(1), outages=outages, max_attempts=1)).samples
+    assert (3, None, Status.COMPLETED) == (row.attempt, row.failure, row.status)
+    assert 4 == len({session.settings["seed"] for session in fake.sessions})
+
+
+async def test_an_engine_that_is_well_again_costs_one_attempt_as_ever():
+    outages = Outages(notice_s=0.01)
+    outages.lost()
+    outages.up = True
+    fake = FaultySessions(script=lambda session, request: 502)
+    (row,) = (await play(fake, asking(1), outages=outages, max_attempts=2)).samples
+    assert ("engine_error", 1, 2) == (row.failure.type, row.attempt, len(fake.sessions))

@@ -318,7 +318,7 @@ def test_the_newest_row_of_a_batch_wins(paths):
         [later.column("created_at")[0].as_py() + timedelta(seconds=1)], later.schema.field("created_at").type
     )
     later = later.set_column(later.schema.get_field_index("created_at"), later.schema.field("created_at"), created)
-    action = publishing._write_rows(paths, "b1", "batches", later)
+    action = publishing.write_rows(paths, "b1", "batches", later)
     tables.commit_once(paths, "batches", "b1/discard", [action], {})
     assert [("discarded", "bad judge")] == scan_batches(paths).select("status", "why").collect().rows()
     assert "discarded" == batch_status(paths, "b1")
@@ -328,7 +328,7 @@ def test_a_release_counts_once_its_samples_are_committed_and_is_never_published_
     plan = plan_batch()
     manifests = stage_all(paths, plan)
     quarantine(paths, plan, manifests)
-    released = publishing._write_rows(paths, "b1", "batches", publishing._batch_table(plan, {}, "released"))
+    released = publishing.write_rows(paths, "b1", "batches", publishing._batch_table(plan, {}, "released"))
     tables.commit_once(paths, "batches", "b1/release", [released], {})
     assert "quarantined" == batch_status(paths, "b1"), "its samples commit is missing"
     version = tables.commit_once(paths, "samples", "b1/release", [], {"batch_id": "b1"}).version

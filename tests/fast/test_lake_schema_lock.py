@@ -56,7 +56,7 @@ SAMPLES = [
     "failure: struct<type: string, message: string>",
     "payload_digest: binary",
     "engine: struct<name: string, version: string, model: string, revision: string, policy_version: string, "
-    "flags_hash: string, deterministic: bool>",
+    "flags_hash: string, deterministic: bool, flags: list<item: string>>",
     "schema_version: int32 not null",
     "created_at: timestamp[us, tz=UTC] not null",
 ]

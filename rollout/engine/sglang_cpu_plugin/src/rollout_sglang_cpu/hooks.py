@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from functools import wraps
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
-from sglang.srt.arg_groups.choices import add_deterministic_attention_backend_choices
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from rollout_sglang_cpu.murmur import murmur_hash32
 
@@ -18,12 +17,31 @@ REPLACED = {
 
 
 def register_hooks() -> None:
-    """`--enable-deterministic-inference` with torch's own attention then means: seeded sampling."""
-    add_deterministic_attention_backend_choices(["torch_native"])
+    """`--enable-deterministic-inference` with torch's own attention then means: seeded sampling.
+
+    Raises:
+        SystemExit: this SGLang has no such name. SGLang logs any other error of a plugin and starts without it,
+            and then samples otherwise than asked.
+    """
+    registry = find("sglang.srt.plugins.hook_registry")
+    find("sglang.srt.arg_groups.choices.add_deterministic_attention_backend_choices")(["torch_native"])
     for target, replacement in REPLACED.items():
-        HookRegistry.register(target, replacement, HookType.REPLACE)
+        find(target)
+        registry.HookRegistry.register(target, replacement, registry.HookType.REPLACE)
     if not torch.cuda.is_available():
         _forget_pinned_memory()
+
+
+def find(name: str) -> Any:
+    """What SGLang has under a dotted name.
+
+    Raises:
+        SystemExit: nothing.
+    """
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        raise SystemExit(f"rollout-sglang-cpu does not fit this SGLang, which has no {name} ({error})") from error
 
 
 def _forget_pinned_memory() -> None:

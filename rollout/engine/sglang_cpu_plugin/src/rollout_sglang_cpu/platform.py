@@ -1,4 +1,4 @@
-"""SGLang's own CPU platform under an out-of-tree name: the built-in one is chosen only with kernels that no wheel has."""
+"""SGLang's own CPU platform under an out-of-tree name: the built-in one is chosen only with kernels no wheel has."""
 
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum

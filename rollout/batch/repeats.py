@@ -1,0 +1,42 @@
+"""Whether an engine gives the same bits again, by what it says of itself.
+
+always   at any width: the embedded engine; SGLang with deterministic inference on a GPU
+alone    one request at a time: SGLang with deterministic inference on a CPU, where its kernels depend on the width
+never    not known to: without deterministic inference, with a radix cache (a cached prefix moves bits, and the
+         count of cached tokens is part of a row), or an engine that does not say
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import aiohttp
+
+Repeats = Literal["always", "alone", "never"]
+_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+
+
+async def how_it_repeats(url: str, *, embedded: bool) -> Repeats:
+    """How the engine at `url` repeats itself; `embedded`: it is the batch's own embedded one."""
+    if embedded:
+        return "always"
+    return read_repeats(await server_info(url))
+
+
+async def server_info(url: str) -> dict[str, Any]:
+    """An engine's own statement of how it was started; empty where it makes none."""
+    try:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as http, http.get(f"{url.rstrip('/')}/server_info") as reply:
+            told = await reply.json() if reply.status == 200 else None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def read_repeats(told: dict[str, Any]) -> Repeats:
+    """The same from the body of /server_info."""
+    if told.get("enable_deterministic_inference") is not True:
+        return "never"
+    if told.get("disable_radix_cache") is not True:
+        return "never"
+    return "alone" if str(told.get("device") or "").startswith("cpu") else "always"

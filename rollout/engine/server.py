@@ -1,0 +1,209 @@
+"""A user's side of this host's SGLang servers: finds or starts their supervisor, and shares it with others.
+
+A user holds a shared lock (rollout.engine.supervision) for as long as it uses the engines. A second
+user with the same model and flags shares them, another is refused. A supervisor that dies is started
+again by its users, its engines on their ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from rollout import reaper
+from rollout.engine.job import EngineJob
+from rollout.engine.outages import Outages
+from rollout.engine.supervision import TAKEN, Status, SupervisionFolder
+from rollout.errors import EngineInUse
+from rollout.flock import any_locked
+from rollout.process import ChildFailed, log_tail
+
+log = logging.getLogger(__name__)
+
+NOTICE_S = 1.5
+"""Seconds until a loss has gone from the supervisor through the status file to its users."""
+SUPERVISORS = 3
+"""Supervisors that may die one after another, each within STEADY_S of its start, before a user gives up."""
+STEADY_S = 60.0
+LEAVE_S = 15.0
+"""How long the last user waits for the engines' end."""
+_POLL_S = 0.1
+_TELL_S = 5.0
+_TAKE_S = 60.0
+_SHARED_S = 1.5
+
+Say = Callable[[str], None]
+_left: list[subprocess.Popen[bytes]] = []
+"""Supervisors of ours that other users still need."""
+
+
+@asynccontextmanager
+async def use_engines(
+    job: EngineJob, *, home: Path, say: Say | None = None
+) -> AsyncIterator[tuple[list[str], Outages]]:
+    """URLs of the job's engines, and what is known of their losses, for as long as the block lasts.
+
+    Args:
+        home: the state folder (rollout.home) under which this host's supervisor is found.
+        say: told while the engines start.
+
+    Raises:
+        EngineInUse: this host's engines are used with another model or other flags; both are named.
+        ChildFailed: an engine did not start; with the last lines of its log.
+    """
+    lease = _Lease(SupervisionFolder(home), job, say)
+    await lease.take()
+    try:
+        status = await lease.until_ready()
+        watching = asyncio.create_task(lease.watch())
+        try:
+            yield [engine.url for engine in status.engines], lease.outages
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+    finally:
+        await lease.leave()
+
+
+class _Lease:
+    def __init__(self, folder: SupervisionFolder, job: EngineJob, say: Say | None) -> None:
+        self._folder, self._job, self._say = folder, job, say
+        self._held: TextIO | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.outages = Outages(notice_s=NOTICE_S)
+
+    async def take(self) -> None:
+        """Become a user. Waits for the end of engines that nobody uses."""
+        began = time.monotonic()
+        while True:
+            waited = time.monotonic() - began
+            held = self._folder.lock_user()
+            status = self._folder.read()
+            other = status if status is not None and status.alive else None
+            if held is not None and (other is None or (other.key == self._job.key and not other.ends)):
+                self._held = held
+                return
+            if held is not None:
+                held.close()
+            if held is not None and other is not None and not other.ends and self._is_used(waited):
+                raise self._refusal(other)
+            if waited > _TAKE_S:
+                raise EngineInUse(f"the engines of this host have been ending for {waited:.0f} s: {self._folder.log}")
+            await asyncio.sleep(_POLL_S)
+
+    def _is_used(self, waited_s: float) -> bool:
+        used = any_locked([self._folder.users])
+        return waited_s > _SHARED_S if used is None else used
+
+    def _refusal(self, status: Status) -> EngineInUse:
+        return EngineInUse(
+            f"the engines of this host serve {status.describe()} to another batch (supervisor {status.pid}); "
+            f"this one asks for {self._job.describe()}: wait for the other, or ask for the same"
+        )
+
+    async def until_ready(self) -> Status:
+        """The status once all engines generate; starts a supervisor where there is none."""
+        told = began = time.monotonic()
+        while True:
+            status = self._folder.read()
+            if status is not None and status.alive:
+                if status.key != self._job.key:
+                    raise self._refusal(status)
+                if status.state == "failed":
+                    raise ChildFailed(status.message)
+                if status.state == "ready":
+                    return status
+            else:
+                self._ensure_supervisor(status)
+            if self._say is not None and time.monotonic() - told >= _TELL_S:
+                told = time.monotonic()
+                self._say(self._progress(status, told - began))
+            await asyncio.sleep(_POLL_S)
+
+    def _progress(self, status: Status | None, waited_s: float) -> str:
+        engines = status.engines if status is not None else []
+        n_up, n_all = sum(engine.up for engine in engines), len(self._job.gpus)
+        return f"{n_up} of {n_all} SGLang ready after {waited_s:.0f} s (log {self._folder.engine_log(n_up % n_all)})"
+
+    def _ensure_supervisor(self, status: Status | None) -> None:
+        """Start a supervisor unless one of ours is on its way.
+
+        Raises:
+            ChildFailed: the one that we started has failed.
+        """
+        code = None if self._process is None else self._process.poll()
+        if self._process is not None and code is None:
+            return
+        if self._process is not None and code != TAKEN:
+            failed = status is not None and status.state == "failed" and status.pid == self._process.pid
+            message = status.message if failed and status is not None else ""
+            raise ChildFailed(message or f"the engines' supervisor ended with {code}: {log_tail(self._folder.log)}")
+        self._spawn()
+
+    def _spawn(self) -> None:
+        """A process session of its own, without the worker's mark: others may need it after our end."""
+        home = self._folder.path.parent.parent
+        with self._folder.log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rollout.engine.supervisor", str(home), self._job.to_json()],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env={name: value for name, value in os.environ.items() if name != reaper.MARK},
+                start_new_session=True,
+            )
+
+    async def watch(self) -> None:
+        """Tell `outages` what happens to the engines, and start their supervisor again when it dies."""
+        last = self._folder.read()
+        seen = None if last is None else (last.pid, last.losses)
+        deaths, spawned_at = 0, time.monotonic()
+        while True:
+            await asyncio.sleep(_POLL_S)
+            status = self._folder.read()
+            if status is not None and status.state == "failed" and (status.pid, status.losses) != seen:
+                self.outages.gave_up(f"{status.message}; logs in {self._folder.path}")
+                return
+            if status is None or not status.alive:
+                if self.outages.up:
+                    self.outages.lost()
+                if self._process is not None and self._process.poll() is None:
+                    continue
+                deaths = 1 if time.monotonic() - spawned_at > STEADY_S else deaths + 1
+                if deaths > SUPERVISORS:
+                    self.outages.gave_up(f"the engines' supervisor ended {deaths} times: {log_tail(self._folder.log)}")
+                    return
+                log.warning("the engines' supervisor is gone and started again, number %d", deaths)
+                self._spawn()
+                spawned_at = time.monotonic()
+                continue
+            if (status.pid, status.losses) != seen:
+                seen = (status.pid, status.losses)
+                self.outages.lost()
+            self.outages.up = status.up
+
+    async def leave(self) -> None:
+        """Stop being a user; the last one waits for the engines' end."""
+        if self._held is not None:
+            self._held.close()
+        began = time.monotonic()
+        while time.monotonic() - began < LEAVE_S:
+            status = self._folder.read()
+            running = self._process is not None and self._process.poll() is None
+            if not running and (status is None or not status.alive or status.key != self._job.key):
+                break
+            shared = status is not None and not status.ends
+            if shared and time.monotonic() - began > _SHARED_S:
+                break
+            await asyncio.sleep(_POLL_S / 2)
+        if self._process is not None and self._process.poll() is None:
+            _left.append(self._process)

@@ -1,0 +1,96 @@
+"""SGLang under this host's supervisor: nothing of it is left, and a killed engine costs no row."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from command import Rollout, Run, reach
+from killing import GRACE_S, end_at, moments
+
+from rollout.engine.job import EngineJob
+from rollout.engine.recipes import tiny_cpu
+from rollout.engine.server import use_engines
+from rollout.engine.supervision import Status, SupervisionFolder
+from rollout.engine.tiny import CHECKPOINT
+from rollout.lake import scan_samples
+from rollout.parity.projections import same_rows
+from rollout.process import children
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+SUPERVISOR = "rollout.engine.supervisor"
+ENGINE = "sglang.launch_server"
+ENGINES = (SUPERVISOR, ENGINE, "sglang::")
+
+
+@pytest.fixture
+def sglang(quick_rollout: Rollout, sglang_python: Path) -> Rollout:
+    quick_rollout.environment = {**quick_rollout.environment, "ROLLOUT_SGLANG_PYTHON": str(sglang_python)}
+    return quick_rollout
+
+
+def batch(prompts: Path, lake: Path) -> list[str]:
+    command = f"run --batch-id mine --shard-size 4 --n-samples-per-prompt 2 --temperature 0 --prompts {prompts}"
+    command += f" --lake {lake} --engine sglang --engine-recipe tiny_cpu --concurrency 1"
+    return command.split()
+
+
+def status(sglang: Rollout) -> Status:
+    found = SupervisionFolder(sglang.home).read()
+    assert found is not None
+    return found
+
+
+def left_of_engines(run: Run) -> list[str]:
+    return [line for line in run.left_over(GRACE_S) if any(part in line for part in ENGINES)] or run.processes()
+
+
+def test_nothing_is_left_of_sglang_whoever_is_killed(sglang: Rollout, prompt_file: Path, tmp_path: Path):
+    """The command by three signals, the supervisor and SGLang's main process by kill -9 before it."""
+    hows = ("KILL", "TERM", "INT", SUPERVISOR, ENGINE)
+    spread = {"starting the engine": 15.0, "rolling out": 3.0}
+    left: list[object] = []
+    for number, (how, phase, delay_s) in enumerate(moments(hows, spread, seed=5)):
+        run = sglang.start(*batch(prompt_file, tmp_path / f"lake-{number}"))
+        end_at(run, how, phase, delay_s)
+        if found := left_of_engines(run):
+            left.append((how, phase, delay_s, found))
+    assert [] == left
+
+
+async def test_a_batch_whose_sglang_is_killed_five_times_has_the_rows_of_an_undisturbed_one(
+    sglang: Rollout, sglang_python: Path, prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """At concurrency 1: wider, a CPU's kernels move the last bits of the logprobs. All share this test's engine.
+
+    Its main process dies three times, its scheduler twice.
+    """
+    monkeypatch.setenv("ROLLOUT_SGLANG_PYTHON", str(sglang_python))
+    job, rng, killed = EngineJob.of(tiny_cpu(), CHECKPOINT), random.Random(5), 0
+    async with use_engines(job, home=sglang.home) as (_, outages):
+        await asyncio.to_thread(sglang.succeeds, *batch(prompt_file, tmp_path / "calm"))
+        run = sglang.start(*batch(prompt_file, tmp_path / "disturbed"))
+        await asyncio.to_thread(reach, run, "rolling out", 0.5)
+        while killed < 5 and run.process.poll() is None:
+            pid = status(sglang).engines[0].pid
+            victim = next(pid for pid, name in children(pid).items() if "scheduler" in name) if killed % 2 else pid
+            began, losses = time.monotonic(), outages.count
+            os.kill(victim, signal.SIGKILL)
+            killed += 1
+            assert await outages.since(losses) and time.monotonic() - began < 5.0
+            await outages.wait_up(120.0)
+            await asyncio.sleep(0.5 + 0.5 * rng.random())
+        assert 0 == await asyncio.to_thread(run.process.wait, 240)
+        run.end(signal.SIGKILL)
+    assert 5 == killed, "the batch was over before its engine was killed as often as it should be"
+    calm, disturbed = (
+        scan_samples(tmp_path / name, batch="mine").collect().to_arrow() for name in ("calm", "disturbed")
+    )
+    assert [] == same_rows(calm, disturbed)
+    assert 0 < max(disturbed.column("attempt").to_pylist()), "no rollout was under way when the engine died"
+    for row in disturbed.column("engine").to_pylist():
+        assert (tiny_cpu().flags_hash, list(tiny_cpu().stated)) == (row["flags_hash"], row["flags"])
