@@ -29,6 +29,8 @@ Prefect's own state (runs, artifacts) and the logs of child processes go to ROLL
 by default ~/.local/state/rollout-lake; your Prefect profile is left alone. A PREFECT_API_URL
 that you have set, in the environment or in your active profile, is used instead of a server of
 our own. A --model on s3:// is fetched into ROLLOUT_HOME/models, once for each state of it.
+SGLang runs with the python of ROLLOUT_SGLANG_PYTHON, else with .venv-sglang of the checkout
+(`make sglang-cpu`); its logs are in ROLLOUT_HOME/engines.
 ROLLOUT_DEBUG=1 shows tracebacks.
 """
 
@@ -68,6 +70,7 @@ def run(dry_run: bool, as_json: bool, **options: Any) -> None:
     Examples:
       rollout run --prompts my.jsonl --n-samples-per-prompt 8 --temperature 0.7
       rollout run --prompts my.jsonl --session-version v1 --reward none
+      rollout run --engine sglang --engine-recipe qwen3_8b_h200 --model ./Qwen3-8B
       rollout run --engine external --engine-url http://127.0.0.1:30000 --model ./Qwen3-8B
     """
     from flows import launch

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,41 @@ from rollout.engine.keeping import EngineKeeper
 from rollout.engine.outages import Outages
 from rollout.engine.ports import HeldPort
 from rollout.engine.recipes import Recipe, find_recipe
-from rollout.engine.server import use_engines
+from rollout.engine.server import EngineLease, lease_engines
 from rollout.errors import EngineError
 from rollout.home import state_home
-from rollout.process import Child
+from rollout.process import ChildFailed
 
 Say = Callable[[str], None]
 
 
 class EnginesInUse:
-    """What a batch needs of its engines: where they are, what its rows say of them, and when one was lost."""
+    """What a batch needs of its engines: where they are, what its rows say of them, and when one was lost.
 
-    def __init__(self, urls: list[str], facts: dict[str, Any], outages: Outages) -> None:
-        self.urls, self.facts, self.outages = urls, facts, outages
+    `urls` stand before the engines answer, so that the session server can start beside them.
+    """
+
+    def __init__(self, urls: list[str], outages: Outages, starting: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        """`starting` returns the facts once all engines answer."""
+        self.urls, self.outages = urls, outages
+        self._starting = asyncio.create_task(starting)
+
+    async def ready(self) -> dict[str, Any]:
+        """Wait until all engines answer; the `engine` column of the batch's rows.
+
+        Raises:
+            BadCheckpoint, ChildFailed, EngineError: one did not start, or an external one does not answer.
+        """
+        return await asyncio.shield(self._starting)
+
+    @property
+    def start_error(self) -> BaseException | None:
+        failed = self._starting.done() and not self._starting.cancelled()
+        return self._starting.exception() if failed else None
+
+    async def close(self) -> None:
+        self._starting.cancel()
+        await asyncio.gather(self._starting, return_exceptions=True)
 
     async def check(self) -> None:
         """Make sure that all of them are there, after failures.
@@ -53,54 +75,75 @@ WAIT_UP_S = 60.0
 
 @asynccontextmanager
 async def open_engines(batch: Batch, *, logs: Path, say: Say | None = None) -> AsyncIterator[EnginesInUse]:
-    """The batch's engines, those of our own kept alive, and ended when the block is left and nobody else uses them.
+    """The batch's engines on their way; those of our own are kept alive, and ended when the block is left.
+
+    SGLang's are ended when nobody else uses them either.
 
     Raises:
-        BadCheckpoint, BadConfig, EngineInUse: what the batch asks for cannot be had.
-        ChildFailed: an engine did not start.
+        BadConfig, EngineInUse: what the batch asks for cannot be had. Other errors: see EnginesInUse.ready.
     """
+    async with AsyncExitStack() as stack:
+        engines = await _open(batch, logs, say, stack)
+        stack.push_async_callback(engines.close)
+        try:
+            yield engines
+        except ChildFailed:
+            if engines.start_error is not None:  # what failed beside it may have failed of it
+                raise engines.start_error from None
+            raise
+
+
+async def _open(batch: Batch, logs: Path, say: Say | None, stack: AsyncExitStack) -> EnginesInUse:
     config = batch.config
     if config.engine == "external":
         url = str(config.engine_url)
-        yield EnginesInUse([url], await _external_facts(url, config), Outages(notice_s=0.0))
-    elif config.engine == "sglang":
+        return EnginesInUse([url], Outages(notice_s=0.0), _external_facts(url, config))
+    if config.engine == "sglang":
         recipe = find_recipe(str(config.engine_recipe))
         job = EngineJob.of(recipe, batch.tokenizer)
-        async with use_engines(job, home=state_home(), say=say) as (urls, outages):
-            yield EnginesInUse(urls, await _sglang_facts(urls[0], recipe, batch), outages)
-    else:
-        async with _embedded(batch.tokenizer, logs / "engine.log") as (child, outages):
-            facts = engine_facts("embedded", __version__, config.model or "tiny", config, deterministic=True)
-            yield EnginesInUse([child.url], facts, outages)
+        lease = await stack.enter_async_context(lease_engines(job, home=state_home(), say=say))
+        return EnginesInUse(lease.urls, lease.outages, _sglang_facts(lease, recipe, batch))
+    embedded = _Embedded(batch.tokenizer, logs / "engine.log")
+    stack.push_async_callback(embedded.stop)
+    return EnginesInUse([embedded.url], embedded.outages, _embedded_facts(embedded, config))
 
 
-@asynccontextmanager
-async def _embedded(model: Path, log: Path) -> AsyncIterator[tuple[Child, Outages]]:
-    port, outages = HeldPort(), Outages(notice_s=0.5)
+class _Embedded:
+    """The embedded engine on a port of its own, kept alive."""
 
-    def changed() -> None:
-        if keeper.failure is not None:
-            outages.gave_up(f"{keeper.failure}; its log is {log}")
-        elif keeper.up:
-            outages.up = True
+    def __init__(self, model: Path, log: Path) -> None:
+        self._port, self._log, self.outages = HeldPort(), log, Outages(notice_s=0.5)
+        self.url = f"http://127.0.0.1:{self._port.port}"
+        self._keeping: asyncio.Task[None] | None = None
+        self._keeper = EngineKeeper(
+            "the embedded engine",
+            lambda: start_embedded(model, log=log, port=self._port.port),
+            changed=self._changed,
+        )
+
+    def _changed(self) -> None:
+        if self._keeper.failure is not None:
+            self.outages.gave_up(f"{self._keeper.failure}; its log is {self._log}")
+        elif self._keeper.up:
+            self.outages.up = True
         else:
-            outages.lost()
+            self.outages.lost()
 
-    keeper = EngineKeeper(
-        "the embedded engine", lambda: start_embedded(model, log=log, port=port.port), changed=changed
-    )
-    try:
-        child = await keeper.start()
-        keeping = asyncio.create_task(keeper.keep())
-        try:
-            yield child, outages
-        finally:
-            keeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeping
-    finally:
-        await keeper.stop()
-        port.close()
+    async def start(self) -> None:
+        await self._keeper.start()
+        self._keeping = asyncio.create_task(self._keeper.keep())
+
+    async def stop(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._keeper.stop()
+        self._port.close()
+
+
+async def _embedded_facts(embedded: _Embedded, config: BatchConfig) -> dict[str, Any]:
+    await embedded.start()
+    return engine_facts("embedded", __version__, config.model or "tiny", config, deterministic=True)
 
 
 async def _external_facts(url: str, config: BatchConfig) -> dict[str, Any]:
@@ -108,8 +151,9 @@ async def _external_facts(url: str, config: BatchConfig) -> dict[str, Any]:
     return engine_facts("sglang", info.get("version"), str(info.get("model_path")), config, deterministic=None)
 
 
-async def _sglang_facts(url: str, recipe: Recipe, batch: Batch) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/server_info") as reply:
+async def _sglang_facts(lease: EngineLease, recipe: Recipe, batch: Batch) -> dict[str, Any]:
+    await lease.ready()
+    async with aiohttp.ClientSession() as http, http.get(f"{lease.urls[0]}/server_info") as reply:
         version = (await reply.json()).get("version")
     model = batch.config.model or "tiny"
     facts = engine_facts("sglang", version, model, batch.config, deterministic=recipe.deterministic)

@@ -141,13 +141,16 @@ async def open_worker(batch: Batch, *, logs: Path, spools: Path, say: Say | None
         open_engines(batch, logs=logs, say=say) as engines,
         session_server(engines.urls, batch.tokenizer, config, log=logs / "session.log") as sessions,
     ):
+        agents = load_agents(batch.plan.agents, config.session_version, config.agent_command)
+        reward = None if config.reward is None else load_reward(config.reward, config.reward_key)
+        facts = await engines.ready()
         await check_settings(sessions, config)
         context = RunContext(
             config=config,
             sessions=sessions,
-            agents=load_agents(batch.plan.agents, config.session_version, config.agent_command),
-            reward=None if config.reward is None else load_reward(config.reward, config.reward_key),
-            engine=engines.facts,
+            agents=agents,
+            reward=reward,
+            engine=facts,
             slots=asyncio.Semaphore(config.concurrency),
             outages=engines.outages,
         )

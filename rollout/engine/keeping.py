@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from rollout.engine.watch import HangWatch, Limits
-from rollout.errors import RolloutLakeError
+from rollout.errors import RolloutLakeError, describe
 from rollout.process import Child
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,14 @@ class EngineKeeper:
 
     async def keep(self) -> None:
         """Start the engine again whenever it is lost; returns when it was lost too often in a row."""
+        try:
+            await self._keep()
+        except Exception as error:  # a bug of ours: rollouts must not wait for ever for an engine that nobody keeps
+            log.exception("%s is not kept any more", self.name)
+            self.up, self.failure = False, f"{self.name} is not kept any more: {describe(error)}"
+            self._changed()
+
+    async def _keep(self) -> None:
         deaths = 0
         while True:
             reason = await self._until_lost()

@@ -46,10 +46,8 @@ _left: list[subprocess.Popen[bytes]] = []
 
 
 @asynccontextmanager
-async def use_engines(
-    job: EngineJob, *, home: Path, say: Say | None = None
-) -> AsyncIterator[tuple[list[str], Outages]]:
-    """URLs of the job's engines, and what is known of their losses, for as long as the block lasts.
+async def lease_engines(job: EngineJob, *, home: Path, say: Say | None = None) -> AsyncIterator[EngineLease]:
+    """The job's engines for as long as the block lasts: where they are at once, `ready` when they answer.
 
     Args:
         home: the state folder (rollout.home) under which this host's supervisor is found.
@@ -57,28 +55,40 @@ async def use_engines(
 
     Raises:
         EngineInUse: this host's engines are used with another model or other flags; both are named.
-        ChildFailed: an engine did not start; with the last lines of its log.
+        ChildFailed: the supervisor did not start.
     """
-    lease = _Lease(SupervisionFolder(home), job, say)
+    lease = EngineLease(SupervisionFolder(home), job, say)
     await lease.take()
     try:
-        status = await lease.until_ready()
-        watching = asyncio.create_task(lease.watch())
-        try:
-            yield [engine.url for engine in status.engines], lease.outages
-        finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+        await lease.known()
+        yield lease
     finally:
         await lease.leave()
 
 
-class _Lease:
+@asynccontextmanager
+async def use_engines(
+    job: EngineJob, *, home: Path, say: Say | None = None
+) -> AsyncIterator[tuple[list[str], Outages]]:
+    """The same, once all engines answer: their URLs, and what is known of their losses.
+
+    Raises:
+        EngineInUse, ChildFailed: as above, and an engine did not start; with the last lines of its log.
+    """
+    async with lease_engines(job, home=home, say=say) as lease:
+        await lease.ready()
+        yield lease.urls, lease.outages
+
+
+class EngineLease:
+    """One use of this host's engines; made by `lease_engines`. `urls` are known before the engines answer."""
+
     def __init__(self, folder: SupervisionFolder, job: EngineJob, say: Say | None) -> None:
         self._folder, self._job, self._say = folder, job, say
         self._held: TextIO | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.urls: list[str] = []
         self.outages = Outages(notice_s=NOTICE_S)
 
     async def take(self) -> None:
@@ -110,8 +120,21 @@ class _Lease:
             f"this one asks for {self._job.describe()}: wait for the other, or ask for the same"
         )
 
-    async def until_ready(self) -> Status:
-        """The status once all engines generate; starts a supervisor where there is none."""
+    async def known(self) -> None:
+        """Find the supervisor, or start one, and learn where its engines are or will be."""
+        status = await self._until(lambda status: bool(status.engines))
+        self.urls = [engine.url for engine in status.engines]
+
+    async def ready(self) -> None:
+        """Wait until all engines answer; from then on `outages` is told what happens to them.
+
+        Raises:
+            ChildFailed: one did not start.
+        """
+        await self._until(lambda status: status.state == "ready")
+        self._watching = asyncio.create_task(self.watch())
+
+    async def _until(self, met: Callable[[Status], bool]) -> Status:
         told = began = time.monotonic()
         while True:
             status = self._folder.read()
@@ -120,14 +143,14 @@ class _Lease:
                     raise self._refusal(status)
                 if status.state == "failed":
                     raise ChildFailed(status.message)
-                if status.state == "ready":
+                if met(status):
                     return status
             else:
                 self._ensure_supervisor(status)
             if self._say is not None and time.monotonic() - told >= _TELL_S:
                 told = time.monotonic()
                 self._say(self._progress(status, told - began))
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S / 2)
 
     def _progress(self, status: Status | None, waited_s: float) -> str:
         engines = status.engines if status is not None else []
@@ -193,6 +216,10 @@ class _Lease:
 
     async def leave(self) -> None:
         """Stop being a user; the last one waits for the engines' end."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
         if self._held is not None:
             self._held.close()
         began = time.monotonic()

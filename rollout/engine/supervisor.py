@@ -82,7 +82,8 @@ class Supervisor:
         tasks: list[asyncio.Task[Any]] = [serving, unused, stopped]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._conclude(serving.exception() if serving.done() else None)
+            why = "there is no user" if unused.done() else "a signal asks for it" if stopped.done() else "it failed"
+            self._conclude(serving.exception() if serving.done() else None, why)
         finally:
             for task in tasks:
                 task.cancel()
@@ -93,7 +94,7 @@ class Supervisor:
             if unused.done() and not unused.cancelled():
                 unused.result().close()
 
-    def _conclude(self, error: BaseException | None) -> None:
+    def _conclude(self, error: BaseException | None, why: str) -> None:
         """Say why it ends, before the engines do."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -103,7 +104,7 @@ class Supervisor:
             self.status.state, self.status.message = "failed", str(error or failures[0])
         if error is not None and not isinstance(error, RolloutLakeError):
             log.error("the supervisor failed", exc_info=error)
-        log.info("%s %s", self.status.state, self.status.message)
+        log.info("%s: %s", self.status.state, self.status.message or why)
         self._folder.write(self.status)
 
     async def _serve(self) -> None:
