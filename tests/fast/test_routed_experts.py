@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
+from app_stage import app_stage
 from hypothesis import strategies as st
 from lake_batch import plan_batch, publish, stamp_rows, tape_rows
 from routed import ROUTED, RoutedConversation, routed_tito, rows_of
 from scripted import START, Conversation, play, tables, user
+from session_stage import Stage
 from strategies import conversations
 from thousands import twice
 
@@ -265,3 +269,47 @@ def test_layers_and_experts_per_token_are_the_configs(
     (tmp_path / "tokenizer.json").write_bytes((CHECKPOINT / "tokenizer.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert routed == Tokenizer(tmp_path).routed
+
+
+# Over HTTP
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with app_stage(tito=TITO) as stage:
+        yield stage
+
+
+async def test_a_turn_whose_engine_gives_no_rows_is_502_and_not_recorded(stage: Stage) -> None:
+    session, _ = await stage.open(routed_experts=True)
+    status, answer, _ = await stage.chat(session, user("hi"))
+    assert 502 == status and "--enable-return-routed-experts" in answer["error"]["message"]
+    assert 0 == await stage.n_turns(session)
+
+
+async def test_rows_pass_the_server_and_stand_in_the_samples(stage: Stage) -> None:
+    async def answer(request: dict[str, Any]) -> web.Response:
+        rows = rows_of([*request["input_ids"], *stage.engine.ids])[request["routed_experts_start_len"] :]
+        given = base64.b64encode(rows.tobytes()).decode()
+        return web.json_response(stage.engine.reply(request, routed_experts=given))
+
+    stage.engine.answer = answer
+    session, _ = await stage.open(routed_experts=True, lora="tuned")
+    _, first, _ = await stage.chat(session, user("a"))
+    await stage.chat(session, user("a"), first["choices"][0]["message"], user("b"))
+    assert [(True, 0, "tuned"), (True, first["usage"]["total_tokens"] - 1, "tuned")] == [
+        (request["return_routed_experts"], request["routed_experts_start_len"], request["lora_path"])
+        for request, _ in stage.engine.seen
+    ]
+    _, reply, _ = await stage.ask("POST", f"{session}/samples", {}, Accept="application/json")
+    (sample,) = reply["samples"]
+    rows = rows_of(sample["tokens"])
+    assert (list(rows.shape), "tuned") == (sample["routed_experts_shape"], sample["lora"])
+    assert rows.tobytes() == base64.b64decode(sample["routed_experts"])
+
+
+async def test_a_dense_models_session_cannot_ask_for_rows() -> None:
+    async with app_stage() as stage:
+        status, answer, _ = await stage.ask("POST", "/sessions", {"routed_experts": True})
+        assert (400, True) == (status, "mixture of experts" in answer["error"]["message"])
+        assert 400 == (await stage.ask("POST", "/sessions", {"routed_experts": "yes"}))[0]
