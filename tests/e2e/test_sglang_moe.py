@@ -141,6 +141,7 @@ def test_a_batch_on_an_adapter_samples_with_it(
 ) -> None:
     lake = tmp_path / "lake"
     for batch, options in (("base", ()), ("tuned", ("--lora", "tuned"))):
+        options = ("--n-samples-per-prompt", 1, *options)
         quick_rollout.succeeds("run", *given(lora_url, four_prompts, lake, batch, *options))
     base, tuned = (
         scan_samples(lake, batch=batch).collect().sort("index", "sibling").to_dicts() for batch in ("base", "tuned")
