@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from aiohttp import web
 from app_stage import app_stage
@@ -26,6 +27,7 @@ from rollout.engine.generation import AskedExperts, read_generation
 from rollout.engine.tiny import CHECKPOINT
 from rollout.errors import EngineError
 from rollout.lake import scan_samples
+from rollout.lake.datafile import write_data_file
 from rollout.lake.paths import LakePaths
 from rollout.lake.staging import create_plan, stage_shard
 from rollout.parity.validate import validate_tables
@@ -218,6 +220,19 @@ def test_published_rows_are_the_sessions_bit_for_bit(tmp_path: Path) -> None:
     read = scan_samples(paths).collect()
     assert {result.samples[0].routed_experts} == set(read["routed_experts"])
     assert [result.samples[0].routed_experts_shape] * 6 == read["routed_experts_shape"].to_list()
+
+
+def test_a_shard_beyond_arrows_offsets_is_written_row_by_row_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, _ = tables(talked("v2", "a", "b").result(), talked("v2", "c").result())
+    chunked = pa.concat_tables([samples.slice(0, 1), samples.slice(1, 1)])
+    order = np.array([1, 0])
+    small = write_data_file(samples, order, tmp_path / "small", "samples")
+    monkeypatch.setattr("rollout.lake.schema.TAKEN_AT_ONCE", 0)
+    assert small == write_data_file(chunked, order, tmp_path / "large", "samples")
+    (row,) = verdicts(*tables(talked("v2", "a").result()))
+    assert "equal" == row["verdict"]
 
 
 def check_any_conversation(steps: list[Any], version: str, whole: bool, limit: int | None) -> None:
