@@ -126,9 +126,10 @@ class BatchConfig(BaseModel):
             raise ValueError("engine_url goes with engine=external, and external needs one")
         if (self.engine == "sglang") != (self.engine_recipe is not None):
             raise ValueError("engine_recipe goes with engine=sglang, and sglang needs one")
-        for name in ("lora", "routed_experts"):
-            if self.engine == "embedded" and getattr(self, name):
-                raise ValueError(f"{name} needs SGLang: the embedded engine serves dense models without adapters")
+        if self.lora is not None and self.engine != "external":
+            raise ValueError("lora needs engine=external: an SGLang server that was started with the adapter")
+        if self.routed_experts and self.engine == "embedded":
+            raise ValueError("routed_experts needs SGLang: the embedded engine serves dense models")
         return self
 
     @property

@@ -15,17 +15,18 @@ from rollout.engine.client import EngineClient
 from rollout.engine.tiny import CHECKPOINT
 from rollout.session.app import SessionServer
 from rollout.session.options import ServerOptions
+from rollout.tito.renderer import Tito
 
 
 @asynccontextmanager
-async def app_stage(**options: Any) -> AsyncIterator[Stage]:
+async def app_stage(*, tito: Tito = TITO, **options: Any) -> AsyncIterator[Stage]:
     """A `Stage` whose server is the application with these options of it."""
     engine = FaultyEngine([*TITO.tokenizer.encode("ok"), END])
     runners = []
     try:
         url = await _serve(engine.app(), runners)
         given = ServerOptions(engine=url, tokenizer=CHECKPOINT, **options)
-        server = SessionServer(EngineClient(url), TITO, given)
+        server = SessionServer(EngineClient(url), tito, given)
         url = await _serve(server.app(), runners)
         async with aiohttp.ClientSession() as http:
             yield Stage(url, engine, http, given.driver_token)

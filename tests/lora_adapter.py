@@ -14,7 +14,7 @@ RANK = 4
 _TARGETS = ("q_proj", "v_proj")
 
 
-def make_adapter(directory: Path, *, seed: int = 0, scale: float = 0.05) -> Path:
+def make_adapter(directory: Path, *, seed: int = 0, scale: float = 0.15) -> Path:
     """Write adapter_config.json and adapter_model.safetensors; both factors of every target are nonzero."""
     directory.mkdir(parents=True)
     config = {

@@ -34,6 +34,7 @@ def make_moe(directory: Path, *, seed: int = 0) -> Path:
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
+        "tie_word_embeddings": False,  # SGLang ties them in no mixture of experts
         "output_router_logits": False,
         "router_aux_loss_coef": 0.001,
     }
@@ -47,6 +48,7 @@ def make_moe(directory: Path, *, seed: int = 0) -> Path:
 def _weights(hidden: int, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     weights = load_file(CHECKPOINT / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     for layer in range(LAYERS):
         mlp = f"model.layers.{layer}.mlp"
         for part in _PARTS:

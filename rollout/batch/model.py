@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rollout.batch.served import check_served
+from rollout.batch.served import check_recipe, check_served
 from rollout.columns import blake2b_256
 from rollout.config import BatchConfig
 from rollout.engine.checkpoint import read_checkpoint
@@ -80,6 +80,7 @@ async def model_digest(config: BatchConfig, directory: Path) -> str:
     if config.engine == "embedded":
         return await asyncio.to_thread(checkpoint_digest, directory)
     if config.engine == "sglang":
+        check_recipe(config)
         return await asyncio.to_thread(directory_digest, directory)
     client = EngineClient(str(config.engine_url), timeout_s=10.0)
     try:

@@ -9,11 +9,24 @@ from typing import Any
 from rollout.columns import blake2b_256
 from rollout.config import BatchConfig
 from rollout.engine.client import EngineClient
+from rollout.engine.recipes import find_recipe
 from rollout.errors import BadConfig, EngineError
 from rollout.lake.datafile import file_digest
 
+KEEPS_EXPERTS = "--enable-return-routed-experts"
+"""Without it SGLang gives no routed experts."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 """A PEFT adapter's files, as far as they decide what it computes."""
+
+
+def check_recipe(config: BatchConfig) -> None:
+    """Check that the batch's recipe starts an engine that gives what the batch wants.
+
+    Raises:
+        BadConfig: it gives no routed experts; there is no such recipe.
+    """
+    if config.routed_experts and KEEPS_EXPERTS not in find_recipe(str(config.engine_recipe)).flags:
+        raise BadConfig(f"routed_experts: the recipe {config.engine_recipe} has no {KEEPS_EXPERTS}")
 
 
 async def check_served(client: EngineClient, config: BatchConfig) -> list[bytes]:
@@ -27,7 +40,7 @@ async def check_served(client: EngineClient, config: BatchConfig) -> list[bytes]
     if config.routed_experts:
         with suppress(EngineError):
             if (await client.facts("/server_info")).get("enable_return_routed_experts") is False:
-                raise BadConfig("routed_experts: start the engine with --enable-return-routed-experts")
+                raise BadConfig(f"routed_experts: start the engine with {KEEPS_EXPERTS}")
     if config.lora is None:
         return []
     adapters: dict[str, Any] = {}

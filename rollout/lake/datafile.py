@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rollout.lake.schema import SCHEMAS, STATISTICS_COLUMNS, TableName
+from rollout.lake.schema import SCHEMAS, STATISTICS_COLUMNS, TableName, take_rows
 
 ROW_GROUP_BYTES = 128 * 2**20
 """Bytes of one row group before encoding. Far from the 2 GiB at which 32-bit offsets end."""
@@ -128,7 +128,7 @@ def write_data_file(
     try:
         with pq.ParquetWriter(sink, schema, **_writer_options(schema)) as writer:
             for run in cut_by_bytes(sizes, row_group_bytes):
-                part = table.take(pa.array(rows[run]))
+                part = take_rows(table, rows[run].tolist())
                 writer.write_table(part, row_group_size=max(1, part.num_rows))
     finally:
         sink.close()

@@ -19,6 +19,9 @@ from rollout.tape_columns import TRAJECTORIES_SCHEMA
 TableName = Literal["samples", "trajectories", "parity", "batches"]
 TABLE_NAMES: tuple[TableName, ...] = get_args(TableName)
 
+TAKEN_AT_ONCE = 2**30
+"""Bytes of a table, all columns together, from which rows are taken one by one."""
+
 BatchStatus = Literal["published", "quarantined", "discarded", "released"]
 """Values of `batches.status`."""
 
@@ -198,3 +201,13 @@ def skipping_columns(name: TableName) -> list[str]:
     Arrow dataset (so DuckDB too) drops every file as soon as a filter names such a column.
     """
     return [column for column in STATISTICS_COLUMNS if column in SCHEMAS[name].names]
+
+
+def take_rows(table: pa.Table, places: Sequence[int]) -> pa.Table:
+    """The rows at these places, in this order.
+
+    `Table.take` joins a column's chunks first, and Arrow's offsets end at 2 GiB: a shard's routed experts may be more.
+    """
+    if table.nbytes < TAKEN_AT_ONCE or not len(places):
+        return table.take(pa.array(places, pa.int64()))
+    return pa.concat_tables([table.slice(place, 1) for place in places]).combine_chunks()

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from rollout.columns import SCHEMA_VERSION
 from rollout.errors import ParityFailed, describe
 from rollout.identity import sample_id
-from rollout.lake.schema import rows_to_table
+from rollout.lake.schema import rows_to_table, take_rows
 from rollout.outcome import Outcome
 from rollout.parity.live import CHECK as LIVE
 from rollout.parity.rows import rows_of
@@ -61,7 +61,7 @@ def _by_index(table: pa.Table) -> dict[int, pa.Table]:
     places: dict[int, list[int]] = {}
     for position, index in enumerate(table.column("index").to_pylist()):
         places.setdefault(index, []).append(position)
-    return {index: table.take(positions) for index, positions in places.items()}
+    return {index: take_rows(table, positions) for index, positions in places.items()}
 
 
 def _key(rows: pa.Table | None, index: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 from lake_batch import plan_batch, publish, stamp_rows, tape_rows
@@ -18,10 +18,9 @@ from strategies import conversations
 from thousands import twice
 
 from rollout.columns import table_to_samples
-from rollout.engine.generation import AskedExperts, read_generation
 from rollout.engine.tiny import CHECKPOINT
-from rollout.errors import EngineError
 from rollout.lake import scan_samples
+from rollout.lake.datafile import write_data_file
 from rollout.lake.paths import LakePaths
 from rollout.lake.staging import create_plan, stage_shard
 from rollout.parity.validate import validate_tables
@@ -80,41 +79,6 @@ def test_a_session_with_an_adapter_names_it_in_every_request_and_row() -> None:
     talk.ask(user("a"))
     assert "tuned" == talk.begin([*talk.history, user("b")]).engine_request["lora_path"]
     assert "tuned" == talk.session.samples().samples[0].lora
-
-
-# The engine's answer
-
-
-def answered(rows: np.ndarray | None, finish: str = "stop") -> dict[str, Any]:
-    meta = {
-        "finish_reason": {"type": finish},
-        "prompt_tokens": 5,
-        "completion_tokens": 2,
-        "output_token_logprobs": [[-0.5, 1, None], [-0.5, 2, None]],
-    }
-    return {"meta_info": meta if rows is None else {**meta, "routed_experts": base64.b64encode(rows).decode()}}
-
-
-ASKED = AskedExperts(layers=3, per_token=2, start=4)
-ALL = rows_of([1, 2, 3, 4, 5, 1, 2])
-
-
-@pytest.mark.parametrize("rows", [ALL[4:], ALL])
-def test_an_engine_gives_the_rows_asked_for_or_all(rows: np.ndarray) -> None:
-    generation = read_generation(answered(rows), vocabulary=9, experts=ASKED)
-    assert (rows.tobytes(), list(rows.shape)) == (generation.routed_experts, generation.routed_experts_shape)
-
-
-def test_other_rows_are_a_fault_and_so_are_none() -> None:
-    for rows in (ALL[3:], ALL[5:], ALL[4:].reshape(-1)[:-1].copy()):
-        with pytest.raises(EngineError, match=r"want shape \[2, 3, 2\]"):
-            read_generation(answered(rows), vocabulary=9, experts=ASKED)
-    with pytest.raises(EngineError, match="--enable-return-routed-experts"):
-        read_generation(answered(None), vocabulary=9, experts=ASKED)
-
-
-def test_an_aborted_generation_may_have_no_rows() -> None:
-    assert read_generation(answered(None, "abort"), vocabulary=9, experts=ASKED).routed_experts is None
 
 
 # A sample's rows
@@ -214,6 +178,19 @@ def test_published_rows_are_the_sessions_bit_for_bit(tmp_path: Path) -> None:
     read = scan_samples(paths).collect()
     assert {result.samples[0].routed_experts} == set(read["routed_experts"])
     assert [result.samples[0].routed_experts_shape] * 6 == read["routed_experts_shape"].to_list()
+
+
+def test_a_shard_beyond_arrows_offsets_is_written_row_by_row_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, _ = tables(talked("v2", "a", "b").result(), talked("v2", "c").result())
+    chunked = pa.concat_tables([samples.slice(0, 1), samples.slice(1, 1)])
+    order = np.array([1, 0])
+    small = write_data_file(samples, order, tmp_path / "small", "samples")
+    monkeypatch.setattr("rollout.lake.schema.TAKEN_AT_ONCE", 0)
+    assert small == write_data_file(chunked, order, tmp_path / "large", "samples")
+    (row,) = verdicts(*tables(talked("v2", "a").result()))
+    assert "equal" == row["verdict"]
 
 
 def check_any_conversation(steps: list[Any], version: str, whole: bool, limit: int | None) -> None:
