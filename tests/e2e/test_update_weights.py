@@ -3,15 +3,17 @@
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import Rollout
+from command import Rollout, reach
 from faulty_facts import FaultyFacts
 
 from rollout.engine.embedded import start_embedded
 from rollout.engine.tiny import CHECKPOINT
+from rollout.engine.updating import update_engines
 from rollout.lake import scan_samples
 
 
@@ -59,6 +61,26 @@ def test_a_batch_runs_on_the_weights_it_asked_for(
     assert {"step-9"} == set(rows["weight_versions"].explode()) and 0 == rows["failure"].is_not_null().sum()
     stated = rows["engine"].struct.unnest().select("model", "policy_version").unique()
     assert [(str(weights), "step-9")] == stated.rows()
+
+
+@pytest.mark.full
+def test_a_batch_that_goes_on_loads_its_weights_again_only_where_they_are_gone(
+    quick_rollout: Rollout, batch_command: list[str], engine: str, weights: Path, tmp_path: Path
+) -> None:
+    proxy = FaultyFacts(engine)
+    updates: list[str] = []
+    proxy.ask = lambda body: updates.append(body["weight_version"]) if "weight_version" in body else None
+    with proxy.in_thread():
+        for delay_s in (0.3, 0.6):
+            run = quick_rollout.start(*batch_command, *updating(proxy.url, weights))
+            reach(run, "rolling out", delay_s)
+            run.end(signal.SIGKILL)
+        assert ["step-9"] == updates
+        asyncio.run(update_engines([proxy.url], str(CHECKPOINT), "default"))  # as if it had been started again
+        assert "published" in quick_rollout.succeeds("run", "--batch-id", "mine")
+    assert ["step-9", "default", "step-9"] == updates
+    rows = scan_samples(tmp_path / "lake", "mine").collect()
+    assert set(range(32)) == set(rows["index"]) and {"step-9"} == set(rows["weight_versions"].explode())
 
 
 def test_weights_that_cannot_be_loaded_start_nothing(
