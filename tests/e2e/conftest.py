@@ -14,6 +14,9 @@ from object_store import ObjectStore, serve_objects
 from flows.server import QUIET
 from rollout.batch.prompts import prompt_bytes
 from rollout.engine import environment
+from rollout.engine.launch import launch
+from rollout.engine.recipes import tiny_cpu
+from rollout.engine.tiny import CHECKPOINT
 from rollout.errors import NoSGLang
 from rollout.process import start
 
@@ -99,3 +102,12 @@ def sglang_python() -> Path:
         return environment.sglang_python()
     except NoSGLang as error:
         pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def sglang_url(sglang_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """SGLang on the tiny checkpoint, as `tiny_cpu` starts it; for tests that leave it as it is."""
+    log = tmp_path_factory.mktemp("sglang") / "sglang.log"
+    child = asyncio.run(launch(tiny_cpu(), model=CHECKPOINT, python=sglang_python, log=log))
+    yield child.url
+    child.stop()

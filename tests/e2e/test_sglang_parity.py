@@ -1,15 +1,11 @@
 """Parity through a real SGLang on the CPU: the reference case live, and the embedded engine's tapes asked again."""
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from rollout.agents.reference_case import FIRST, SECOND, reference_inputs
-from rollout.engine.launch import launch
-from rollout.engine.recipes import tiny_cpu
-from rollout.engine.tiny import CHECKPOINT
 from rollout.lake import scan_parity, scan_samples
 
 pytestmark = pytest.mark.full
@@ -19,24 +15,18 @@ NEAR = 1e-4
 """Nats: two engines' float arithmetic moves a log-prob by far less, another context by far more."""
 
 
-@pytest.fixture(scope="module")
-def sglang(sglang_python: Path, tmp_path_factory: pytest.TempPathFactory):
-    log = tmp_path_factory.mktemp("sglang") / "sglang.log"
-    child = asyncio.run(launch(tiny_cpu(), model=CHECKPOINT, python=sglang_python, log=log))
-    yield child.url
-    child.stop()
-
-
 def options(**given: object) -> list[str]:
     return [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def test_the_reference_case_live_on_both_paths_is_bit_equal(quick_rollout, sglang, tmp_path: Path):
+def test_the_reference_case_live_on_both_paths_is_bit_equal(quick_rollout, sglang_url, tmp_path: Path):
     prompts = tmp_path / "reference.jsonl"
     rows = [{**row, "agent": "reference_case"} for row in reference_inputs()[:N_REFERENCE]]
     prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     batch = options(prompts=prompts, batch_id="reference", n_samples_per_prompt=1, temperature=0, reward="none")
-    engine = options(engine="external", engine_url=sglang, concurrency=1, parity_live_fraction=1, parity_min_equal=1)
+    engine = options(
+        engine="external", engine_url=sglang_url, concurrency=1, parity_live_fraction=1, parity_min_equal=1
+    )
     done = quick_rollout("run", *batch, *engine, "--json")
     assert 0 == done.returncode, done.stderr
     summary = json.loads(done.stdout)["summary"]
@@ -50,7 +40,7 @@ def test_the_reference_case_live_on_both_paths_is_bit_equal(quick_rollout, sglan
     assert [("v2/v1", "external", 0)] * N_REFERENCE == live.select("versions", "engine_a", "max_ulp").rows()
 
 
-def test_sglang_against_the_embedded_engines_tapes(quick_rollout, prompt_file, sglang, tmp_path: Path):
+def test_sglang_against_the_embedded_engines_tapes(quick_rollout, prompt_file, sglang_url, tmp_path: Path):
     """Every prompt greedy and at temperature 0.7. The engines draw their seeded noise differently, so sampled tokens
     part; as far as they go together, and in every greedy turn, log-probs are the same but for float arithmetic."""
     prompts, rows = tmp_path / "both.jsonl", [json.loads(line) for line in prompt_file.read_text().splitlines()]
@@ -61,7 +51,7 @@ def test_sglang_against_the_embedded_engines_tapes(quick_rollout, prompt_file, s
                 print(json.dumps({**row, "metadata": {**row["metadata"], "sampling": sampling}}), file=file)
     batch = options(prompts=prompts, batch_id="mine", n_samples_per_prompt=1, sampling_bounds="temperature=0:1", seed=7)
     assert 0 == quick_rollout("run", *batch).returncode
-    done = quick_rollout("parity", "mine", "--against", sglang, "--json")
+    done = quick_rollout("parity", "mine", "--against", sglang_url, "--json")
     report = json.loads(done.stdout)
     assert 1 == done.returncode, "SGLang's log-probs are float32, the embedded engine's are not"
     assert (16, 16, ["float32"]) == (report["rollouts"], report["compared"], list(report["histogram"]))
