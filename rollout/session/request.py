@@ -119,11 +119,12 @@ def read_template(given: Any, thinking: bool, fields: frozenset[str]) -> tuple[b
     if not isinstance(given, dict):
         raise SessionRefused(400, "chat_template_kwargs must be an object")
     check_text(given, "chat_template_kwargs")
-    switches = {"enable_thinking", field} if (field := thinking_field(fields)) else set()
+    own = thinking_field(fields)
+    switches: set[str] = set() if own is None else {"enable_thinking", own}
     for name in given:
         if name not in fields | switches:
             raise SessionRefused(400, f"chat_template_kwargs.{name}: the renderer has {', '.join(sorted(fields))}")
-    named = sorted(switches.intersection(given))
+    named = sorted(name for name in switches if name in given)
     if len(named) > 1:
         raise SessionRefused(400, f"chat_template_kwargs: {' and '.join(named)} are one; give one of them")
     chosen = given[named[0]] if named else thinking
