@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-_LENGTH = b"content-length:"
+from framing import message_size
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,14 +42,8 @@ class Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         if not self._wanted:
-            head = self._data.find(b"\r\n\r\n")
-            if head < 0:
-                return
-            lower = self._data[:head].lower()
-            place = lower.find(_LENGTH) + len(_LENGTH)
-            end = lower.find(b"\r", place)
-            self._wanted = head + 4 + int(lower[place : end if end > 0 else head])
-        if len(self._data) >= self._wanted:
+            self._wanted = message_size(self._data)
+        if self._wanted and len(self._data) >= self._wanted:
             answer, self._data, self._wanted = bytes(self._data), bytearray(), 0
             assert self._answer is not None
             self._answer.set_result(answer)
