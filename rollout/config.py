@@ -75,7 +75,18 @@ class BatchConfig(BaseModel):
     routed_experts: bool = Field(
         False, description="Keep which experts of a mixture each token was routed to; the engine must give them."
     )
-    policy_version: str | None = Field(None, description="Name of the policy's weights, written to every row.")
+    policy_version: str | None = Field(
+        None, description="Name of the policy's weights, written to every row; null: weight_version."
+    )
+    update_weights: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1000,
+        description="Weights that external engines load before the batch: a directory as they see it.",
+    )
+    weight_version: str | None = Field(
+        None, min_length=1, max_length=200, description="What the engines call the weights of update_weights."
+    )
     engine: Literal["embedded", "sglang", "external"] = Field(
         "embedded", description="Where tokens come from: the embedded engine, SGLang on this host, or engine_url."
     )
@@ -126,6 +137,12 @@ class BatchConfig(BaseModel):
             raise ValueError("engine_url goes with engine=external, and external needs one")
         if (self.engine == "sglang") != (self.engine_recipe is not None):
             raise ValueError("engine_recipe goes with engine=sglang, and sglang needs one")
+        if (self.update_weights is None) != (self.weight_version is None):
+            raise ValueError("update_weights and weight_version go together")
+        if self.update_weights is not None and self.engine != "external":
+            raise ValueError("update_weights needs engine=external: the others are started with their model")
+        if self.update_weights is not None and self.update_weights[0] in ".~":
+            raise ValueError("update_weights is read by the engines: give the whole path")
         if self.lora is not None and self.engine != "external":
             raise ValueError("lora needs engine=external: an SGLang server that was started with the adapter")
         if self.routed_experts and self.engine == "embedded":

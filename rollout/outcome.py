@@ -82,17 +82,27 @@ def finish(session_samples: list[Sample], outcome: Outcome) -> list[Sample]:
         input_index=given.index,
     )
     agent_metadata = (outcome.agent_result or {}).get("metadata") or {}
+    tool_time = _tool_time(outcome.agent_result or {}, agent_metadata)
     for position, sample in enumerate(samples):
         sample.group_index, sample.index = given.group_index, given.index
         sample.attempt, sample.rollout_id = outcome.attempt, rollout_id
         sample.sibling, sample.siblings = position, len(samples)
         sample.prompt, sample.label, sample.agent = given.messages, given.label, given.agent
         sample.metadata = _overlay(given.metadata, agent_metadata, sample.metadata)
+        if tool_time is not None:
+            sample.metadata["non_generation_time"] = tool_time
         sample.failure = failure
         sample.remove_sample = sample.remove_sample or failure is not None
         sample.reward = None if failure is not None else outcome.reward
         sample.reward_json = None if failure is not None else outcome.reward_json
     return samples
+
+
+def _tool_time(*places: dict[str, Any]) -> Any:
+    """What an agent reports as agent_metrics.total_tool_time, in its result or its metadata; null without."""
+    reports = [place.get("agent_metrics") for place in places]
+    times = [report.get("total_tool_time") for report in reports if isinstance(report, dict)]
+    return next((time for time in times if time is not None), None)
 
 
 def _overlay(given: dict[str, Any], agent: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:

@@ -205,11 +205,14 @@ async def start(
     process = spawn(argv, log=log, env=env)
     assert process.stdout is not None
     # A plain thread: asyncio's child watchers would tie the child to a loop that may end first.
+    reading = asyncio.create_task(asyncio.to_thread(_read_ready, process, deadline_s))
     try:
-        line = await asyncio.to_thread(_read_ready, process, deadline_s)
+        line = await asyncio.shield(reading)
     except asyncio.CancelledError:
         end_group(process.pid, signal.SIGKILL)  # nobody will be told of it
         process.wait()
+        await reading  # it sees the end within a moment, and reads from what is closed next
+        process.stdout.close()
         raise
     if line is None:
         child = Child(process=process, facts={"port": 0}, log=log)

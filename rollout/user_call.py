@@ -17,20 +17,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import ctypes
 import inspect
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rollout.errors import RolloutLakeError, describe
+from rollout.threads import awaiting, end_children, interrupt, place, stack
 
 log = logging.getLogger(__name__)
 
@@ -149,15 +147,15 @@ class _Call:
         if self._loop is not None:
             self._wake(self._loop.stop)
         for ident in [self._thread.ident, *self._workers.idents]:
-            _interrupt(ident)
-        _end_children([self._thread.native_id, *self._workers.native_ids])
+            interrupt(ident, LeftBehind)
+        end_children([self._thread.native_id, *self._workers.native_ids])
 
     def where(self) -> str:
         """Where it stands now, as `at file.py:12 in name`; empty when it has just ended."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         if self._task is not None and frame is not None and Path(frame.f_code.co_filename).name == "selectors.py":
-            return _place(_awaiting(self._task.get_coro()))
-        return _place(_stack(frame))
+            return place(awaiting(self._task.get_coro()))
+        return place(stack(frame))
 
     def _wake(self, callback: Callable[[], Any]) -> None:
         assert self._loop is not None
@@ -182,7 +180,7 @@ class _Call:
                 error = Quit(describe(raised))
             if os.getpid() != self._pid:  # a fork that the function let run on
                 os._exit(0)
-            ended = _end_children([threading.get_native_id(), *self._workers.native_ids])
+            ended = end_children([threading.get_native_id(), *self._workers.native_ids])
             if ended:
                 log.warning("%d child processes that a function of %s left behind were ended", ended, self._name)
             with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile: nobody waits
@@ -260,80 +258,9 @@ class _Workers(ThreadPoolExecutor):
                 except BaseException as error:
                     future.set_exception(error)
             # An ended thread's children would become another thread's, and be found no more.
-            _end_children([threading.get_native_id()])
+            end_children([threading.get_native_id()])
             self.idents.remove(threading.get_ident())
             self.native_ids.remove(threading.get_native_id())
 
         threading.Thread(target=work, name="rollout user call", daemon=True).start()
         return future
-
-
-def _interrupt(ident: int | None) -> None:
-    """Raise LeftBehind in a thread, at its next step of Python; one that has ended is no error."""
-    if ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(LeftBehind))
-
-
-def _end_children(native_ids: list[int | None]) -> int:
-    """Kill the processes that these threads started and that still run, with what those started; how many.
-
-    Linux keeps for each thread the children that it started; elsewhere nothing is found.
-    """
-    children = [pid for thread in native_ids for pid in _children(os.getpid(), thread)]
-    for pid in children:
-        for descendant in [*_descendants(pid), pid]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(descendant, signal.SIGKILL)
-    for pid in children:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    return len(children)
-
-
-def _descendants(pid: int) -> list[int]:
-    found = [child for thread in _threads(pid) for child in _children(pid, thread)]
-    return [*found, *(deeper for child in found for deeper in _descendants(child))]
-
-
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return []
-
-
-def _children(pid: int, thread: int | None) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    """Frames of a thread, innermost first."""
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
-def _awaiting(coroutine: Any) -> list[FrameType]:
-    """Frames of a coroutine that waits, innermost first."""
-    frames = []
-    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-        frames.append(frame)
-        coroutine = coroutine.cr_await
-    return frames[::-1]
-
-
-def _place(frames: list[FrameType]) -> str:
-    """The innermost place that is neither asyncio's nor this package's."""
-    for frame in frames:
-        path = Path(frame.f_code.co_filename)
-        if path.parent not in _OURS and path.name != "threading.py":
-            return f"at {'/'.join(path.parts[-2:])}:{frame.f_lineno} in {frame.f_code.co_name}"
-    return ""
-
-
-_OURS = (Path(asyncio.__file__).parent, Path(__file__).parent, Path(__file__).parent / "agents")

@@ -1,4 +1,4 @@
-"""`infra/h200/lane bare [--dry-run]`: what a bare CUDA machine can show of the embedded engine in 8B shape."""
+"""`infra/h200/lane bare|reference [--dry-run]`: what a bare CUDA machine can show, and Qwen3-8B on SGLang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.h200.model import check_model
 from infra.h200.sizes import CONCURRENCY, DRY, H200, Sizes
-from infra.h200.tally import Part, Tally, run_parts, write_figures
+from infra.h200.tally import Part, State, Tally, run_parts, write_figures
 
 
 async def check_flow(sizes: Sizes, tally: Tally) -> None:
@@ -67,22 +67,45 @@ def bare_parts(sizes: Sizes) -> list[Part[Sizes]]:
 
 
 def main() -> int:
-    """Run the lane; 0 only if every check of every part was made and passed."""
+    """Run a lane; 0 only if every check of every part was made and passed."""
     parser = argparse.ArgumentParser(prog="infra/h200/lane", description=__doc__)
-    parser.add_argument("kind", choices=["bare"])
+    parser.add_argument("kind", choices=["bare", "reference"])
     parser.add_argument("--dry-run", action="store_true", help="every step on the CPU, in small")
-    parser.add_argument("--parts", default="model,flow", help="which parts to run; what is left out is not counted")
+    parser.add_argument("--model", type=Path, default=None, help="reference: directory of the Qwen3-8B checkpoint")
+    parser.add_argument("--parts", default=None, help="which parts to run; what is left out is not counted")
     parser.add_argument("--figures", type=Path, default=None, help="write figures and counts to this JSON file")
     given = parser.parse_args()
+    if given.kind == "reference" and given.dry_run == (given.model is not None):
+        parser.error("reference needs --model DIR or --dry-run, which takes the shipped checkpoint")
+    return run_bare(given) if given.kind == "bare" else run_reference(given)
+
+
+def run_bare(given: argparse.Namespace) -> int:
+    """The bare lane; its exit status."""
     sizes = DRY if given.dry_run else H200
     if given.dry_run:
         print(f"On a GPU this runs: {' '.join(engine_argv(H200, Path('rollout/engine/tiny/checkpoint')))}")
         print(f"and: {H200}")
+    return _run(given, bare_parts(sizes), sizes, device=sizes.device, shape=sizes.shape)
+
+
+def run_reference(given: argparse.Namespace) -> int:
+    """The reference parity lane; its exit status."""
+    from infra.h200.reference import reference_dry, reference_on_h200, reference_parts
+
+    with tempfile.TemporaryDirectory(prefix="reference-model-") as made:
+        state = reference_dry(Path(made)) if given.dry_run else reference_on_h200(given.model.absolute())
+        if given.dry_run:
+            print(f"On a GPU this runs: {reference_on_h200(Path('Qwen3-8B'))}")
+        return _run(given, reference_parts(state), state, recipe=state.recipe, revision=state.revision)
+
+
+def _run(given: argparse.Namespace, parts: list[Part[State]], state: State, **facts: str) -> int:
     tally = Tally()
-    wanted = given.parts.split(",")
-    status = asyncio.run(run_parts([part for part in bare_parts(sizes) if part.name in wanted], sizes, tally))
+    wanted = [part for part in parts if given.parts is None or part.name in given.parts.split(",")]
+    status = asyncio.run(run_parts(wanted, state, tally))
     if given.figures is not None:
-        write_figures(tally, given.figures, device=sizes.device, shape=sizes.shape, python=platform.python_version())
+        write_figures(tally, given.figures, python=platform.python_version(), **facts)
     return status
 
 

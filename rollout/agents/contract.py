@@ -14,7 +14,8 @@ metadata        the row's metadata, `max_seq_len` if there is one, `session_serv
 kwargs          `api_key` (the session's own key), `tools` and `label` of the row
 
 It may return `reward` (a number), `metadata` (laid over the row's) and anything else that is JSON;
-all of it is kept on the tape. `needs = "v2"` on the function or its module says that it branches.
+all of it is kept on the tape. Its `agent_metrics.total_tool_time` is each row's metadata.non_generation_time.
+`needs = "v2"` on the function or its module says that it branches.
 """
 
 from __future__ import annotations

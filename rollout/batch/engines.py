@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rollout.engine.outages import Outages
 from rollout.engine.ports import HeldPort
 from rollout.engine.recipes import Recipe, find_recipe
 from rollout.engine.server import EngineLease, lease_engines
+from rollout.engine.updating import update_engines
 from rollout.errors import EngineError
 from rollout.home import state_home
 from rollout.process import ChildFailed
@@ -95,7 +96,7 @@ async def _open(batch: Batch, logs: Path, say: Say | None, stack: AsyncExitStack
     config = batch.config
     if config.engine == "external":
         url = str(config.engine_url)
-        return EnginesInUse([url], Outages(notice_s=0.0), _external_facts(url, config))
+        return EnginesInUse([url], Outages(notice_s=0.0), _external_facts([url], config, say))
     if config.engine == "sglang":
         recipe = find_recipe(str(config.engine_recipe))
         job = EngineJob.of(recipe, batch.tokenizer)
@@ -144,8 +145,10 @@ async def _embedded_facts(embedded: _Embedded, config: BatchConfig) -> dict[str,
     return engine_facts("embedded", __version__, config.model or "tiny", config, deterministic=True)
 
 
-async def _external_facts(url: str, config: BatchConfig) -> dict[str, Any]:
-    info = await _ask(url)
+async def _external_facts(urls: Sequence[str], config: BatchConfig, say: Say | None) -> dict[str, Any]:
+    if config.update_weights is not None:
+        await update_engines(urls, config.update_weights, str(config.weight_version), say=say)
+    info = await _ask(urls[0])
     return engine_facts("sglang", info.get("version"), str(info.get("model_path")), config, deterministic=None)
 
 
@@ -174,7 +177,7 @@ def engine_facts(
         "version": version,
         "model": model,
         "revision": None,
-        "policy_version": config.policy_version,
+        "policy_version": config.weight_version if config.policy_version is None else config.policy_version,
         "flags_hash": None,
         "deterministic": deterministic,
         "flags": None,

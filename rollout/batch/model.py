@@ -68,7 +68,8 @@ def _local(model: str | None) -> Path:
 async def model_digest(config: BatchConfig, directory: Path) -> str:
     """Digest of the model's weights in hex: of the checkpoint's files, or of an external engine's own statement.
 
-    A LoRA adapter's weights are in it too.
+    Weights that are yet to be loaded (update_weights) count as the engine will state them, so a batch that goes on
+    has the same digest before and after. A LoRA adapter's weights are in it too.
 
     Args:
         directory: what fetched_directory gave for `config`.
@@ -90,7 +91,10 @@ async def model_digest(config: BatchConfig, directory: Path) -> str:
         raise BadConfig(f"engine_url {config.engine_url}: {error}") from error
     finally:
         await client.close()
-    return blake2b_256(str(info.get("model_path")).encode(), str(info.get("weight_version")).encode(), *adapter).hex()
+    path, version = config.update_weights, config.weight_version
+    if path is None:
+        path, version = info.get("model_path"), info.get("weight_version")
+    return blake2b_256(str(path).encode(), str(version).encode(), *adapter).hex()
 
 
 def checkpoint_digest(directory: Path) -> str:

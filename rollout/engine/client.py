@@ -72,6 +72,19 @@ class EngineClient:
         """
         return await self._exchange("GET", path, _ADMIN_TIMEOUT_S)
 
+    async def update_weights(self, path: str, version: str, *, timeout_s: float) -> None:
+        """Have the engine load the weights at `path`, as it sees it, and call them `version`.
+
+        Raises:
+            EngineRefused: it cannot load them, and goes on with those it has.
+            EngineError: as for `generate`, or an answer that does not say that it did.
+        """
+        body = orjson.dumps({"model_path": path, "weight_version": version})
+        headers = {"Content-Type": "application/json"}
+        said = await self._exchange("POST", "/update_weights_from_disk", timeout_s, data=body, headers=headers)
+        if said.get("success") is not True:
+            raise EngineError(f"{self.base_url} did not load {path}: {said.get('message')}")
+
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()

@@ -86,10 +86,11 @@ async def _serve(
     import torch
     from aiohttp import web
 
+    from rollout.engine.answer import Served
     from rollout.engine.grow import find_shape
-    from rollout.engine.model import load_model
+    from rollout.engine.model import Qwen3, load_model
     from rollout.engine.scheduler import Scheduler
-    from rollout.engine.serving import EngineServer, Served
+    from rollout.engine.serving import EngineServer
 
     torch.set_num_threads(1)
     shape = None if options.grow is None else find_shape(options.grow)
@@ -103,7 +104,11 @@ async def _serve(
     )
     context = min(checkpoint.config.context, options.context_length or checkpoint.config.context)
     served = Served(checkpoint=checkpoint, tokenizer=tokenizer, context=context, weight_version=options.weight_version)
-    server = EngineServer(served, scheduler, initializer=lambda: torch.set_num_threads(1))
+
+    def load(updated: Checkpoint) -> Qwen3:
+        return load_model(updated, device=options.device, block=model.block, shape=shape)
+
+    server = EngineServer(served, scheduler, load=load, initializer=lambda: torch.set_num_threads(1))
     runner = web.AppRunner(
         server.app(), handler_cancellation=True, access_log=None, keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=1.0
     )

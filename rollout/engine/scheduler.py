@@ -80,6 +80,10 @@ class Scheduler:
         self._inbox.append(job)
         return job
 
+    def use(self, model: Qwen3) -> None:
+        """Another model of the same shape from now on; only while no request is under way but aborted ones."""
+        self._model = model
+
     @property
     def counts(self) -> tuple[int, int]:
         """Requests that are (running, waiting)."""

@@ -12,44 +12,41 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from rollout import __version__
-from rollout.engine.checkpoint import ARCHITECTURE, Checkpoint
-from rollout.engine.params import BadRequest, GenerateRequest, Limits, SamplingParams, read_request
+from rollout.engine.answer import Served, render
+from rollout.engine.checkpoint import ARCHITECTURE, Checkpoint, read_checkpoint
+from rollout.engine.model import Qwen3
+from rollout.engine.params import BadRequest, GenerateRequest, SamplingParams, read_request
 from rollout.engine.scheduler import Job, Scheduler
-from rollout.tito.tokenizer import Tokenizer
+from rollout.errors import BadCheckpoint
 
 BODY_LIMIT = 64 * 2**20
 _STEP_SLICE_S = 0.005
+Load = Callable[[Checkpoint], Qwen3]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
-    """What is served: the checkpoint, its tokenizer, and the names that the answers give them."""
-
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
-    context: int
-    weight_version: str
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(vocabulary=self.checkpoint.config.vocabulary, context=self.context, encode=self.tokenizer.encode)
 
 
 class EngineServer:
     """Routes, and the loop that steps the scheduler while there is work."""
 
-    def __init__(self, served: Served, scheduler: Scheduler, *, initializer: Callable[[], None]) -> None:
-        """`initializer` runs once in the worker thread (torch's thread count is a thread's own)."""
+    def __init__(self, served: Served, scheduler: Scheduler, *, load: Load, initializer: Callable[[], None]) -> None:
+        """`load` makes the model of new weights; like every step it runs in the worker thread.
+
+        `initializer` runs once in that thread (torch's thread count is a thread's own).
+        """
         self._served = served
         self._scheduler = scheduler
+        self._load = load
+        self._updating = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
         self._jobs: dict[str, tuple[Job, asyncio.Future[None]]] = {}
         self._wake = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="steps", initializer=initializer)
@@ -61,6 +58,7 @@ class EngineServer:
             [
                 web.post("/generate", self._generate),
                 web.post("/abort_request", self._abort),
+                web.post("/update_weights_from_disk", self._update_weights),
                 web.get("/health", self._health),
                 web.get("/health_generate", self._health_generate),
                 web.get("/model_info", self._model_info),
@@ -108,8 +106,11 @@ class EngineServer:
         if entry is not None and not entry[1].done():
             entry[1].set_result(None)
 
-    async def _finish(self, request: GenerateRequest) -> Job:
-        """Run one request to its end; aborts it when the caller is cancelled."""
+    async def _finish(self, request: GenerateRequest) -> tuple[Job, Served]:
+        """Run one request to its end, and what served it; aborts it when the caller is cancelled."""
+        while not self._open.is_set():  # new weights are on their way
+            await self._open.wait()
+        served = self._served
         if request.rid in self._jobs:
             raise BadRequest(f"Duplicate request ID: {request.rid}")
         job, done = self._scheduler.add(request), asyncio.get_running_loop().create_future()
@@ -120,31 +121,47 @@ class EngineServer:
         except asyncio.CancelledError:
             job.aborted = True
             raise
-        return job
+        return job, served
 
     async def _generate(self, http: web.Request) -> web.Response:
-        body = await http.read()
-        try:
-            parsed = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"the body is not JSON: {error}") from error
-        job = await self._finish(read_request(parsed, self._served.limits))
+        job, served = await self._finish(read_request(await _parsed(http), self._served.limits))
         if job.error is not None:
             return _error(500, job.error, "InternalServerError")
-        return _json(render(job, self._served))
+        return _json(render(job, served))
 
     async def _abort(self, http: web.Request) -> web.Response:
-        try:
-            body = orjson.loads(await http.read())
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise BadRequest("the body must be a JSON object")
+        body = await _object(http)
         rid, everything = body.get("rid"), body.get("abort_all") is True
         for name, (job, _) in self._jobs.items():
             if everything or name == rid:
                 job.aborted = True
         return web.Response()
+
+    async def _update_weights(self, http: web.Request) -> web.Response:
+        """Load other weights of the same shape: running requests end with the old ones, new ones wait meanwhile."""
+        body = await _object(http)
+        path, version = body.get("model_path"), body.get("weight_version")
+        if not isinstance(path, str) or not isinstance(version, str | None):
+            raise BadRequest("model_path must be a string, and weight_version one or absent")
+        async with self._updating:
+            self._open.clear()
+            try:
+                while self._jobs:
+                    await asyncio.wait([done for _, done in self._jobs.values()])
+                self._served = await self._updated(Path(path), version)
+            except BadCheckpoint as error:
+                return _json({"success": False, "message": str(error), "num_paused_requests": 0}, status=400)
+            finally:
+                self._open.set()
+        return _json({"success": True, "message": f"{path} is loaded.", "num_paused_requests": 0})
+
+    async def _updated(self, directory: Path, version: str | None) -> Served:
+        checkpoint, old = await asyncio.to_thread(read_checkpoint, directory), self._served
+        if checkpoint.config != old.checkpoint.config:
+            raise BadCheckpoint(f"{directory}: its shape is not that of {old.checkpoint.directory}")
+        model = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, checkpoint)
+        self._scheduler.use(model)
+        return replace(old, checkpoint=checkpoint, weight_version=old.weight_version if version is None else version)
 
     async def _health(self, http: web.Request) -> web.Response:
         return web.Response()
@@ -153,7 +170,7 @@ class EngineServer:
         """Really samples a token, so that a stuck worker shows."""
         params = SamplingParams(max_new_tokens=1, temperature=0.0)
         rid = f"health-{time.monotonic_ns()}"
-        job = await self._finish(GenerateRequest(rid=rid, input_ids=(0,), params=params, return_logprob=False))
+        job, _ = await self._finish(GenerateRequest(rid=rid, input_ids=(0,), params=params, return_logprob=False))
         return web.Response(status=200 if job.error is None else 503)
 
     async def _model_info(self, http: web.Request) -> web.Response:
@@ -207,42 +224,22 @@ class EngineServer:
         return web.Response(text="Cache flushed: the embedded engine keeps none between requests.\n")
 
 
-def render(job: Job, served: Served) -> dict[str, Any]:
-    """SGLang's answer to a `/generate` request, from a job that ended."""
-    request, count = job.request, len(job.output_ids)
-    version = served.weight_version
-    meta: dict[str, Any] = {
-        "id": request.rid,
-        "finish_reason": job.finish,
-        "prompt_tokens": len(request.input_ids),
-        "completion_tokens": count,
-        "cached_tokens": 0,
-        "weight_version": version,
-        "weight_versions": [{"version": version, "start": 0, "end": count}],
-        "num_retractions": 0,
-        "e2e_latency": job.ended - job.arrived,
-    }
-    if request.return_logprob:
-        pairs = zip(job.log_probs, job.output_ids, strict=True)
-        meta["output_token_logprobs"] = [[log_prob, token, None] for log_prob, token in pairs]
-    return {"text": _text(job, served.tokenizer), "output_ids": job.output_ids, "meta_info": meta}
+async def _parsed(http: web.Request) -> Any:
+    try:
+        return orjson.loads(await http.read())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
 
 
-def _text(job: Job, tokenizer: Tokenizer) -> str:
-    """The output as text: a stop token dropped and a stop string cut off, unless no_stop_trim."""
-    params, ids = job.request.params, job.output_ids
-    matched = (job.finish or {}).get("matched")
-    trim = not params.no_stop_trim
-    if trim and isinstance(matched, int):
-        ids = ids[:-1]
-    text = tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
-    if trim and isinstance(matched, str) and matched in text:
-        text = text[: text.index(matched)]
-    return text
+async def _object(http: web.Request) -> dict[str, Any]:
+    body = await _parsed(http)
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
 
 
-def _json(value: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json")
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
 def _error(status: int, message: str, kind: str = "BadRequestError") -> web.Response:

@@ -1,4 +1,4 @@
-"""What rows must hold among each other before they are staged or published; schemas cannot say it."""
+"""What rows must hold among each other before they are staged or published, and their order; schemas cannot say it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 
 from rollout.errors import ParityFailed
 from rollout.lake.planfile import Plan, ShardPlan
+from rollout.lake.schema import TableName
 from rollout.sample import InvalidSample
 
 _RESPONSE_LISTS = ("loss_mask", "rollout_log_probs")
 _TOKEN_LISTS = ("tokens", *_RESPONSE_LISTS)
+_SORT_KEYS: dict[TableName, tuple[str, ...]] = {
+    "samples": ("group_index", "rollout_key", "sibling"),
+    "trajectories": ("index", "attempt", "session_id", "seq"),
+}
 
 
 def check_samples(samples: pa.Table, batch_id: str, cut: ShardPlan) -> None:
@@ -128,3 +133,9 @@ def check_verdicts(parity: pa.Table, plan: Plan) -> None:
         raise ParityFailed(
             f"parity: {len(differing)} of {plan.n_rollouts} rollouts differ (first index {differing[0]})"
         )
+
+
+def sorted_rows(table: pa.Table, name: TableName) -> NDArray[np.int64]:
+    """Positions of a table's rows in the order in which its files have them."""
+    keys = [(column, "ascending") for column in _SORT_KEYS[name]]
+    return np.asarray(pc.sort_indices(table.select(list(_SORT_KEYS[name])), sort_keys=keys), np.int64)

@@ -10,11 +10,8 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from rollout.config import BATCH_ID_PATTERN, IDENTITY_OPTIONS
 from rollout.errors import BadConfig, BadLake, BatchIncomplete, StagedChanged
@@ -22,16 +19,12 @@ from rollout.lake.datafile import FILE_BYTES, ROW_GROUP_BYTES, cut_by_bytes, fil
 from rollout.lake.manifest import Manifest, StagedFile
 from rollout.lake.paths import Area, LakePaths
 from rollout.lake.planfile import Plan
-from rollout.lake.rows import check_samples, check_trajectories
+from rollout.lake.rows import check_samples, check_trajectories, sorted_rows
 from rollout.lake.schema import SCHEMAS, TableName, conform
 
 REPAIR = "restore it, or remove its manifest in shards/ and run the batch again"
 """What to do about a staged file that is not what its manifest says."""
 
-_SORT_KEYS: dict[TableName, tuple[str, ...]] = {
-    "samples": ("group_index", "rollout_key", "sibling"),
-    "trajectories": ("index", "attempt", "session_id", "seq"),
-}
 _ROLLOUT: dict[TableName, str] = {"samples": "rollout_key", "trajectories": "index"}
 
 
@@ -167,7 +160,7 @@ def _write_files(
     row_group_bytes: int,
     file_bytes: int,
 ) -> list[StagedFile]:
-    order = _sorted_rows(table, name)
+    order = sorted_rows(table, name)
     rollouts = table.column(_ROLLOUT[name]).to_numpy()[order]
     folder, files = paths.folder(batch_id), []
     runs = list(cut_by_bytes(row_bytes(table)[order], file_bytes, rollouts)) or [slice(0, 0)]
@@ -181,11 +174,6 @@ def _write_files(
             scratch.unlink(missing_ok=True)
         files.append(StagedFile(table=name, path=path, rows=len(order[run]), size=size, digest=digest))
     return files
-
-
-def _sorted_rows(table: pa.Table, name: TableName) -> NDArray[np.int64]:
-    keys = [(column, "ascending") for column in _SORT_KEYS[name]]
-    return np.asarray(pc.sort_indices(table.select(list(_SORT_KEYS[name])), sort_keys=keys), np.int64)
 
 
 def _manifest_key(folder: str, shard: int) -> str:

@@ -27,7 +27,7 @@ def chat_body(body: Any, *, can_think: bool = True) -> dict[str, Any]:
     """The chat body that a Messages body means. Fields that both have, and unknown ones, are passed on.
 
     Args:
-        can_think: whether the renderer has the field enable_thinking.
+        can_think: whether the renderer can switch thinking on.
 
     Raises:
         SessionRefused: 400 that names the field or block that has no meaning here.

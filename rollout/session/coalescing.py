@@ -83,8 +83,8 @@ def _is_same(first: Sent, again: Sent) -> bool:
 
 
 def _canonical(body: bytes) -> bytes:
-    """The body whatever its spacing and the order of its keys; it was parsed before, so it can be."""
+    """The body whatever its spacing and the order of its keys; as it is where that cannot be said."""
     try:
         return orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # deeper than orjson writes, though it reads it
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # empty; deeper than orjson writes, though it reads it
         return body

@@ -49,7 +49,7 @@ class Endpoints:
     ) -> None:
         self._sessions = sessions
         self._chat = chat
-        self._can_think = "enable_thinking" in tito.template_fields
+        self._can_think = tito.thinking_field is not None
         self._model_name = model_name
         self._count_refusal = count_refusal
         self._keepalive_s = keepalive_s

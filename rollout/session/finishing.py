@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rollout.errors import SessionRefused
 from rollout.parts import FINISHERS, load_hook
 from rollout.sample import Sample
-from rollout.session.picking import LeafSample
+from rollout.session.picking import LeafSample, frozen
 
 Finisher = Callable[[Sequence[LeafSample]], None]
 """Clears entries of the samples' masks in place; whatever else it did to them is refused."""
@@ -45,24 +45,18 @@ def find_finisher(name: str) -> Finisher:
     finisher = load_hook(FINISHERS, name, "finish(leaves)", 1)
 
     def guarded(leaves: Sequence[LeafSample]) -> None:
-        before = [_taken(leaf.sample) for leaf in leaves]
+        before = [(frozen(leaf.sample, mask=False), leaf.sample.loss_mask_R.copy()) for leaf in leaves]
         finisher(leaves)
-        for leaf, taken in zip(leaves, before, strict=True):
-            _check(leaf.sample, taken)
+        for leaf, (fields, mask) in zip(leaves, before, strict=True):
+            _check(leaf.sample, fields, mask)
 
     return guarded
 
 
-def _taken(sample: Sample) -> tuple[bytes, bytes, Any, int, NDArray[np.int8]]:
-    mask = sample.loss_mask_R.copy()
-    return sample.tokens_T.tobytes(), sample.rollout_log_probs_R.tobytes(), sample.status, sample.response_length, mask
-
-
-def _check(sample: Sample, before: tuple[bytes, bytes, Any, int, NDArray[np.int8]]) -> None:
+def _check(sample: Sample, before: list[Any], mask: NDArray[np.int8]) -> None:
     """Only tokens that were sampled may train, with the ids and log-probs that they were sampled with."""
-    *same, mask = before
-    *now, new = _taken(sample)
-    if same != now:
+    if frozen(sample, mask=False) != before:
         raise SessionRefused(422, "finish hook must change the samples' masks and nothing else of them")
+    new = sample.loss_mask_R
     if new.dtype != mask.dtype or new.shape != mask.shape or not np.isin(new, (0, 1)).all() or (new > mask).any():
         raise SessionRefused(422, "finish hook must only clear entries of the masks")

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
 
 from rollout.errors import SessionRefused
 from rollout.parts import PICKERS, load_hook
@@ -63,9 +67,13 @@ def pick(name: str, leaves: Sequence[LeafSample]) -> list[LeafSample]:
     """The chosen leaves.
 
     Raises:
-        SessionRefused: 422, the picker returned something that it was not given, or one leaf twice.
+        SessionRefused: 422, the picker returned something that it was not given, or one leaf twice, or
+            changed a sample.
     """
-    chosen = find_picker(name)(leaves)
+    before = [frozen(leaf.sample) for leaf in leaves]
+    chosen = list(find_picker(name)(leaves))
+    if before != [frozen(leaf.sample) for leaf in leaves]:
+        raise SessionRefused(422, "pick hook must change nothing of its input samples (pure selection)")
     given = {id(leaf) for leaf in leaves}
     taken = [id(leaf) for leaf in chosen]
     if len(set(taken)) != len(taken) or not given.issuperset(taken):
@@ -73,6 +81,17 @@ def pick(name: str, leaves: Sequence[LeafSample]) -> list[LeafSample]:
             422, "pick hook must return a subset of its input samples without duplicates (pure selection)"
         )
     return chosen
+
+
+def frozen(sample: Sample, *, mask: bool = True) -> list[Any]:
+    """Every field of a sample, to be held against what a hook leaves of it; its mask unless that may change."""
+    return [_frozen(getattr(sample, field.name)) for field in fields(sample) if mask or field.name != "loss_mask_R"]
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    return deepcopy(value)
 
 
 def _was_retried(leaf: Node) -> bool:

@@ -10,6 +10,7 @@ import orjson
 
 from rollout.errors import SessionRefused
 from rollout.session.sampling import PARAMETERS, read_field, read_sampling, read_seed
+from rollout.tito.families import thinking_field
 
 Message = dict[str, Any]
 
@@ -108,21 +109,28 @@ def _stream(stream: Any, options: Any) -> tuple[bool, bool, list[str]]:
 def read_template(given: Any, thinking: bool, fields: frozenset[str]) -> tuple[bool, dict[str, Any]]:
     """Whether to think, and the other chat_template_kwargs.
 
+    A family whose own field for it is `thinking` takes `enable_thinking` too, one of the two.
+
     Raises:
-        SessionRefused: 400, a field that the renderer does not have, or no bool for enable_thinking.
+        SessionRefused: 400, a field that the renderer does not have, both names, or no bool for one.
     """
     if given is None:
         return thinking, {}
     if not isinstance(given, dict):
         raise SessionRefused(400, "chat_template_kwargs must be an object")
+    check_text(given, "chat_template_kwargs")
+    own = thinking_field(fields)
+    switches: set[str] = set() if own is None else {"enable_thinking", own}
     for name in given:
-        if name not in fields:
+        if name not in fields | switches:
             raise SessionRefused(400, f"chat_template_kwargs.{name}: the renderer has {', '.join(sorted(fields))}")
-    template = dict(given)
-    chosen = template.pop("enable_thinking", thinking)
+    named = sorted(name for name in switches if name in given)
+    if len(named) > 1:
+        raise SessionRefused(400, f"chat_template_kwargs: {' and '.join(named)} are one; give one of them")
+    chosen = given[named[0]] if named else thinking
     if not isinstance(chosen, bool):
-        raise SessionRefused(400, "chat_template_kwargs.enable_thinking: want true or false")
-    return chosen, template
+        raise SessionRefused(400, f"chat_template_kwargs.{named[0]}: want true or false")
+    return chosen, {name: value for name, value in given.items() if name not in switches}
 
 
 def _model(model: Any) -> str:

@@ -15,7 +15,8 @@ import sys
 import zlib
 from pathlib import Path
 
-_LENGTH = b"content-length:"
+from framing import message_size
+
 _IDS = b'"input_ids":'
 
 
@@ -33,15 +34,8 @@ class Engine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         if not self._wanted:
-            head = self._data.find(b"\r\n\r\n")
-            if head < 0:
-                return
-            lower = self._data[:head].lower()
-            place = lower.find(_LENGTH)
-            end = lower.find(b"\r", place)
-            length = int(lower[place + len(_LENGTH) : end if end > 0 else head]) if place >= 0 else 0
-            self._wanted = head + 4 + length
-        if len(self._data) >= self._wanted:
+            self._wanted = message_size(self._data)
+        if self._wanted and len(self._data) >= self._wanted:
             request, self._data, self._wanted = bytes(self._data[: self._wanted]), self._data[self._wanted :], 0
             self._answer(request)
 

@@ -3,7 +3,8 @@
     python tests/bench/session_load.py rate SCRIPT PORT SERVER_PID SESSIONS TURNS
     python tests/bench/session_load.py live SCRIPT PORT SERVER_PID SESSIONS CONCURRENT SPREAD_S
 
-Prints one line of JSON. Bodies are made before, and answers read after, the clock has run.
+A session that says which of several server processes has it (base_url) is asked there. Prints one line of
+JSON. Bodies are made before, and answers read after, the clock has run.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-_LENGTH = b"content-length:"
+from framing import message_size
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,14 +42,8 @@ class Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         if not self._wanted:
-            head = self._data.find(b"\r\n\r\n")
-            if head < 0:
-                return
-            lower = self._data[:head].lower()
-            place = lower.find(_LENGTH) + len(_LENGTH)
-            end = lower.find(b"\r", place)
-            self._wanted = head + 4 + int(lower[place : end if end > 0 else head])
-        if len(self._data) >= self._wanted:
+            self._wanted = message_size(self._data)
+        if self._wanted and len(self._data) >= self._wanted:
             answer, self._data, self._wanted = bytes(self._data), bytearray(), 0
             assert self._answer is not None
             self._answer.set_result(answer)
@@ -68,18 +65,21 @@ class Load:
         self._port = port
         self._server = server
 
-    async def line(self) -> Line:
-        _, line = await asyncio.get_running_loop().create_connection(Line, "127.0.0.1", self._port)
+    async def line(self, port: int | None = None) -> Line:
+        _, line = await asyncio.get_running_loop().create_connection(Line, "127.0.0.1", port or self._port)
         return line
 
-    async def open(self, line: Line) -> str:
+    async def open(self, line: Line) -> tuple[int, str]:
+        """The port of the process that has it, and its path."""
         answer = _read(await line.post("/sessions", b"{}"))
-        return f"/sessions/{answer['session_id']}/v1/chat/completions"
+        port = urlsplit(answer.get("base_url") or "").port or self._port
+        return port, f"/sessions/{answer['session_id']}/v1/chat/completions"
 
     async def rate(self, sessions: int, turns: int) -> dict[str, Any]:
         """As many turns a second as the server gives, every session's next request right behind its last answer."""
-        lines = [await self.line() for _ in range(sessions)]
-        paths = [await self.open(line) for line in lines]
+        first = await self.line()
+        opened = [await self.open(first) for _ in range(sessions)]
+        lines, paths = [await self.line(port) for port, _ in opened], [path for _, path in opened]
         answers: list[list[bytes]] = [[] for _ in range(sessions)]
 
         async def talk(place: int) -> None:
@@ -97,7 +97,7 @@ class Load:
     async def live(self, sessions: int, concurrent: int, spread_s: float) -> dict[str, Any]:
         """A first turn in every session, then a second, so many at once; the second's seconds, the ramp's apart."""
         lines = [await self.line() for _ in range(concurrent)]
-        paths = [await self.open(lines[0]) for _ in range(sessions)]
+        paths = [(await self.open(lines[0]))[1] for _ in range(sessions)]
         for place, path in enumerate(paths):
             self._check(await lines[place % concurrent].post(path, self._script[0][0]), 0)
         seconds: list[float] = []

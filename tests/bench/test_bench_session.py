@@ -87,6 +87,39 @@ async def _rates(tmp_path: Path) -> dict[tuple[str, int, int], list[dict[str, fl
     return runs
 
 
+def test_two_processes_beside_one(tmp_path, script):
+    """The whole machine to each: what a second server process gives where there are cores for it."""
+    sessions, turns = SIZES[0]
+    save(script, tmp_path / "script")
+    runs: dict[int, list[float]] = {1: [], 2: []}
+
+    async def run() -> None:
+        async with _engine(tmp_path, delay_s=0.0, pinned=False) as engine:
+            for _, processes in itertools.product(range(REPEATS), runs):
+                async with _fleet(processes, engine, tmp_path) as server:
+                    figures = await _load("rate", tmp_path, server, sessions, turns, pinned=False)
+                assert figures["turns"] == sessions * turns
+                runs[processes].append(figures["turns"] / figures["wall_s"])
+
+    asyncio.run(run())
+    rates = {processes: median(found) for processes, found in runs.items()}
+    rows = [(f"{sessions} x {turns}", processes, rate, rate / rates[1]) for processes, rate in rates.items()]
+    text = f"{os.cpu_count()} cores for server, engine and clients."
+    head = ["sessions x turns", "processes", "turns/s", "ratio"]
+    publish("session-processes", f"{text}\n\n{table(head, rows)}", {str(key): rate for key, rate in rates.items()})
+
+
+@asynccontextmanager
+async def _fleet(processes: int, engine: Child, tmp_path: Path) -> AsyncIterator[Child]:
+    options = [f"--engine={engine.url}", f"--tokenizer={fetch()}", "--port=0", f"--processes={processes}", "--json"]
+    argv = [sys.executable, "-m", "rollout", "session", "serve", *options]
+    child = await start(argv, log=tmp_path / f"fleet{processes}.log")
+    try:
+        yield child
+    finally:
+        child.stop()
+
+
 def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {
         "turns_a_s": median(one["turns"] / one["wall_s"] for one in runs),
@@ -119,11 +152,12 @@ def test_generations_at_once_in_many_live_sessions(tmp_path, script):
 
 
 @asynccontextmanager
-async def _engine(tmp_path: Path, *, delay_s: float) -> AsyncIterator[Child]:
+async def _engine(tmp_path: Path, *, delay_s: float, pinned: bool = True) -> AsyncIterator[Child]:
     argv = [sys.executable, str(HERE / "session_engine.py"), str(tmp_path / "script"), str(delay_s)]
     child = await start(argv, log=tmp_path / "engine.log")
     try:
-        _pin(child.process.pid, server=False)
+        if pinned:
+            _pin(child.process.pid, server=False)
         yield child
     finally:
         child.stop()
@@ -149,11 +183,12 @@ def _pin(pid: int, *, server: bool) -> None:
         os.sched_setaffinity(pid, cores[:1] if server else cores[1:])
 
 
-async def _load(kind: str, tmp_path: Path, server: Child, *sizes: float) -> dict[str, Any]:
+async def _load(kind: str, tmp_path: Path, server: Child, *sizes: float, pinned: bool = True) -> dict[str, Any]:
     given = [str(server.facts["port"]), str(server.process.pid), *map(str, sizes)]
     argv = [sys.executable, str(HERE / "session_load.py"), kind, str(tmp_path / "script"), *given]
     process = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
-    _pin(process.pid, server=False)
+    if pinned:
+        _pin(process.pid, server=False)
     out, _ = await process.communicate()
     assert process.returncode == 0
     found: dict[str, Any] = json.loads(out)

@@ -25,7 +25,7 @@ from session_stage import END, TITO, Stage, failing
 
 from rollout.engine.tiny import CHECKPOINT
 from rollout.session.client import SessionClient
-from rollout.session.fleet import bind_range
+from rollout.session.fleet import RESTARTS, bind_range
 
 TOKEN = "driver-secret"
 
@@ -40,11 +40,16 @@ class Fleet:
     def port(self, slot: int) -> int:
         return int(self.stages[slot].url.rsplit(":", 1)[1])
 
-    def pid(self, slot: int) -> int:
-        """The process that serves a slot now."""
+    def find(self, slot: int) -> int | None:
+        """The process that serves a slot now, or is about to."""
         mark = f'"slot": {slot},'
-        (line,) = (line for line in self.run.processes() if "rollout.session.member" in line and mark in line)
-        return int(line.split()[0])
+        found = [line for line in self.run.processes() if "rollout.session.member" in line and mark in line]
+        return int(found[0].split()[0]) if found else None
+
+    def pid(self, slot: int) -> int:
+        found = self.find(slot)
+        assert found is not None
+        return found
 
     async def answers(self, slot: int) -> bool:
         try:
@@ -217,6 +222,38 @@ async def test_with_a_journal_a_killed_process_goes_on_with_its_sessions(journal
     history = [user("a"), first["choices"][0]["message"], user("b")]
     assert 200 == (await stage.chat(session, *history, key=one["session_key"]))[0]
     assert 2 == await stage.n_turns(session)
+
+
+@pytest.mark.full
+async def test_a_process_that_dies_too_often_stays_down_and_at_last_all_end(fleet: Fleet) -> None:
+    opened = await open_many(fleet.stages[0], 3)
+    stage = fleet.stages[0]
+    await kill_for_good(fleet, 1)
+    status, said, _ = await stage.ask("GET", f"/sessions/{opened[1]['session_id']}")
+    assert (503, "process 1") == (status, said["error"]["message"][:9]), "who asks for its sessions is told why"
+    for one in (opened[0], opened[2]):
+        await talk(f"{stage.url}/sessions/{one['session_id']}", one["session_key"], stream=False)
+    assert {0, 2} == {int(one["session_id"][:2]) for one in await open_many(stage, 4)}
+    await kill_for_good(fleet, 2)
+    await kill_for_good(fleet, 0)
+    done = await asyncio.to_thread(fleet.run.wait)
+    assert 1 == done.returncode
+    assert "every process of the session server died more than 5 times" in done.stderr
+    assert TOKEN not in done.stderr
+
+
+async def kill_for_good(fleet: Fleet, slot: int) -> None:
+    """Kill a slot's process until it is not started again."""
+    killed: set[int] = set()
+    async with asyncio.timeout(120):
+        while len(killed) <= RESTARTS:
+            found = fleet.find(slot)
+            if found is not None and found not in killed:
+                os.kill(found, signal.SIGKILL)
+                killed.add(found)
+            await asyncio.sleep(0.02)
+        while await fleet.answers(slot):
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -106,6 +106,10 @@ async def test_a_key_with_another_body_is_409_while_its_first_runs(stage: Stage,
         status, body, headers = await ask(stage, session, text, path, **{"Idempotency-Key": "k"})
         assert (409, "false") == (status, headers["x-should-retry"])
         assert "Idempotency-Key" in body["error"]["message"]
+    for empty in (b"", b" "):
+        path = f"{stage.url}{session}/v1/chat/completions"
+        async with stage.http.post(path, data=empty, headers={"Idempotency-Key": "k"}) as reply:
+            assert 409 == reply.status
     other = ask(stage, session, "ho", **{"Idempotency-Key": "l"})
     await wait_until(lambda: len(stage.engine.seen) == 2)
     hold.set()

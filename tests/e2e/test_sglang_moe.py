@@ -156,6 +156,25 @@ def test_a_batch_on_an_adapter_samples_with_it(
     assert "lora 'nobody': the engine has no such adapter, but tuned" in line
 
 
+def test_a_batch_loads_its_weights_before_its_first_turn(
+    quick_rollout: Any, moe: Path, moe_url: str, four_prompts: Path, tmp_path: Path
+) -> None:
+    lake, other = tmp_path / "lake", make_moe(tmp_path / "other", seed=1)
+    batch = ("--model", moe, "--n-samples-per-prompt", 1, "--temperature", 0, "--concurrency", 1)
+    nowhere = ("--update-weights", tmp_path / "nowhere", "--weight-version", "step-9")
+    done = quick_rollout("run", *given(moe_url, four_prompts, lake, "nowhere", *batch, *nowhere))
+    assert 2 == done.returncode and f"{moe_url}: the engine refused with 400" in done.stderr.splitlines()[-1]
+    sampled = {}
+    for version, weights in (("step-1", other), ("default", moe)):  # other tests find it as it was started
+        options = ("--update-weights", weights, "--weight-version", version)
+        quick_rollout.succeeds("run", *given(moe_url, four_prompts, lake, version, *batch, *options))
+        rows = scan_samples(lake, batch=version).collect().sort("index", "sibling")
+        assert {version} == set(rows["weight_versions"].explode())
+        assert {str(weights)} == set(rows["engine"].struct.field("model"))
+        sampled[version] = rows["rollout_log_probs"].to_list()
+    assert sampled["default"] != sampled["step-1"]
+
+
 async def change_weights(http: aiohttp.ClientSession, url: str, model: Path, version: str) -> None:
     """New weights while a turn is running: it goes on with them."""
     for path, body in (

@@ -42,6 +42,8 @@ RUN_OPTIONS = [
     "--lora",
     "--routed-experts/--no-routed-experts",
     "--policy-version",
+    "--update-weights",
+    "--weight-version",
     "--engine",
     "--engine-recipe",
     "--engine-url",

@@ -11,11 +11,12 @@ from aiohttp import web
 from embedded_checkpoints import load, make_checkpoint
 from torch import Tensor
 
+from rollout.engine.answer import Served
 from rollout.engine.checkpoint import read_checkpoint
 from rollout.engine.client import EngineClient
-from rollout.engine.model import KvCache, Qwen3
+from rollout.engine.model import KvCache, Qwen3, load_model
 from rollout.engine.scheduler import Scheduler
-from rollout.engine.serving import EngineServer, Served
+from rollout.engine.serving import EngineServer
 from rollout.errors import EngineError, EngineRefused
 from rollout.tito.tokenizer import Tokenizer
 
@@ -37,7 +38,8 @@ async def client(tmp_path: Path) -> AsyncIterator[EngineClient]:
     model.__class__ = BreaksOnSomePrompts
     scheduler = Scheduler(model, stop_ids=frozenset(), decode=tokenizer.decode)
     served = Served(checkpoint=checkpoint, tokenizer=tokenizer, context=100, weight_version="step-7")
-    runner = web.AppRunner(EngineServer(served, scheduler, initializer=lambda: None).app())
+    server = EngineServer(served, scheduler, load=load_model, initializer=lambda: None)
+    runner = web.AppRunner(server.app())
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     made = EngineClient(f"http://127.0.0.1:{runner.addresses[0][1]}")

@@ -15,7 +15,7 @@ import pytest
 
 from rollout.background import beside
 from rollout.engine.job import EngineJob
-from rollout.engine.server import _Lease, use_engines
+from rollout.engine.server import EngineLease, use_engines
 from rollout.engine.supervision import EngineStatus, Status, SupervisionFolder
 from rollout.engine.watch import Limits
 from rollout.errors import EngineInUse
@@ -161,7 +161,7 @@ async def test_a_failure_that_comes_after_its_last_loss_was_seen_is_still_told(t
         engines=[EngineStatus(port=1, losses=3)],
     )
     folder.write(own)
-    lease = _Lease(folder, job, None)
+    lease = EngineLease(folder, job, None)
     async with beside(lease.watch()):
         await until(lambda: not lease.outages.up)
         folder.write(replace(own, state="failed", message="lost 3 times"))

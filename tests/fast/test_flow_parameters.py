@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from flows.batch import rollout_batch
+from flows.parity import cross_engine
 from rollout.config import BatchConfig
 from rollout.errors import BadConfig
 from tasks import plan as plan_tasks
@@ -45,6 +46,18 @@ def test_the_generated_schema_is_flat_and_follows_the_model():
 def test_bounds_and_choices_reach_the_form(name: str, expected: dict):
     shown = rollout_batch.parameters.model_dump()["properties"][name]
     assert expected == {key: shown[key] for key in expected}
+
+
+def test_the_parameters_of_the_comparison_are_locked():
+    schema = cross_engine.parameters.model_dump()
+    assert ("rollout-cross-engine", False) == (cross_engine.name, cross_engine.persist_result)
+    assert ["batch", "against"] == schema["required"] and not schema["definitions"]
+    shown = schema["properties"]
+    assert ["batch", "against", "lake", "rollouts", "concurrency"] == list(shown)
+    assert all(one["description"] for one in shown.values())
+    assert ("./lake", None, 1) == tuple(shown[name]["default"] for name in ("lake", "rollouts", "concurrency"))
+    assert {"type": "integer", "minimum": 1} == shown["rollouts"]["anyOf"][0]
+    assert (1, 4096) == (shown["concurrency"]["minimum"], shown["concurrency"]["maximum"])
 
 
 RUN = SimpleNamespace(

@@ -41,6 +41,16 @@ def test_c12_several_leaves_of_an_input_without_identity_are_an_error():
         finish(samples(2), outcome(given={"index": None}))
 
 
+@pytest.mark.parametrize("place", [lambda report: report, lambda report: {"metadata": report}])
+@pytest.mark.parametrize("seconds", [0.0, 2.5])
+def test_c12_the_time_that_tools_took_is_every_samples(place, seconds):
+    rows = finish(samples(2), outcome(agent_result=place({"agent_metrics": {"total_tool_time": seconds}})))
+    assert [seconds] * 2 == [row.metadata["non_generation_time"] for row in rows]
+    for report in ({}, {"agent_metrics": None}, {"agent_metrics": 3}, {"agent_metrics": {"total_tool_time": None}}):
+        (row,) = finish(samples(1), outcome(agent_result=place(report)))
+        assert "non_generation_time" not in row.metadata
+
+
 @pytest.mark.parametrize(("reason", "failure"), [("no_records", "no_turns"), ("all_truncated", "all_truncated")])
 def test_a_rollout_without_samples_is_one_row_with_a_typed_failure(reason, failure):
     """G56: silence is not an answer, and a reward is never invented."""

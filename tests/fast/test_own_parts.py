@@ -38,13 +38,35 @@ def renames(leaves):
     for leaf in leaves:
         leaf.sample.tokens_T = leaf.sample.tokens_T + np.int32(1)
 
+def rewords(leaves):
+    for leaf in leaves:
+        leaf.sample.metadata["leaf"]["node_id"] = 7
+
+def picks_lazily(leaves):
+    return (leaf for leaf in leaves)
+
+def picks_and_unmasks(leaves):
+    for leaf in leaves:
+        leaf.sample.loss_mask_R[:] = 0
+    return leaves
+
 def no_leaves():
     pass
 """
 ENTRIES = {
-    "rollout.pickers": {"own_first": "first", "own_none": "no_leaves"},
+    "rollout.pickers": {
+        "own_first": "first",
+        "own_none": "no_leaves",
+        "own_lazy": "picks_lazily",
+        "own_unmasks": "picks_and_unmasks",
+    },
     "rollout.matchers": {"own_anything": "anything"},
-    "rollout.finishers": {"own_last": "last_turn_only", "own_all": "trains_all", "own_renames": "renames"},
+    "rollout.finishers": {
+        "own_last": "last_turn_only",
+        "own_all": "trains_all",
+        "own_renames": "renames",
+        "own_rewords": "rewords",
+    },
 }
 
 
@@ -75,11 +97,25 @@ def test_own_session_parts_are_used_and_recorded():
 
 @pytest.mark.parametrize(
     ("finisher", "problem"),
-    [("own_all", "must only clear entries"), ("own_renames", "must change the samples' masks and nothing else")],
+    [
+        ("own_all", "must only clear entries"),
+        ("own_renames", "must change the samples' masks and nothing else"),
+        ("own_rewords", "must change the samples' masks and nothing else"),
+    ],
 )
 def test_a_finisher_that_trains_what_was_not_sampled_or_changes_it_is_refused(finisher, problem):
     with pytest.raises(SessionRefused, match=problem) as caught:
         two_turns(finisher=finisher).session.samples()
+    assert 422 == caught.value.status
+
+
+def test_a_picker_may_give_its_leaves_one_by_one():
+    assert 1 == len(two_turns(picker="own_lazy").session.samples().samples)
+
+
+def test_a_picker_that_changes_a_sample_is_refused():
+    with pytest.raises(SessionRefused, match="must change nothing of its input samples") as caught:
+        two_turns(picker="own_unmasks").session.samples()
     assert 422 == caught.value.status
 
 

@@ -1,5 +1,6 @@
 """Children end with their parent and say when they are ready."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -59,3 +60,17 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path):
     while not gone(child) and time.monotonic() < end:
         time.sleep(0.02)
     assert gone(child)
+
+
+async def test_a_start_that_is_cancelled_leaves_no_child(tmp_path):
+    note = tmp_path / "pid"
+    silent = f"import os, time; open({str(note)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    starting = asyncio.create_task(start([sys.executable, "-c", silent], log=tmp_path / "log"))
+    async with asyncio.timeout(30):
+        while not note.exists() or not note.read_text().endswith("\n"):
+            await asyncio.sleep(0.01)
+    assert not gone(int(note.read_text()))
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert gone(int(note.read_text()))

@@ -9,6 +9,7 @@ import pytest
 from scripted import START, TOOLS, Conversation, call, tiny_tito, user
 
 from rollout.errors import SessionRefused, UnknownPart
+from rollout.session.request import read_template
 from rollout.session.session import open_session
 from rollout.session.settings import SessionSettings
 from rollout.session.turn import Turn
@@ -216,6 +217,28 @@ def test_thinking_comes_from_the_body_then_from_the_session() -> None:
     assert off != on
     assert off == begin(body(chat_template_kwargs={"enable_thinking": False}), enable_thinking=True).prompt_ids
     assert on == begin(body(chat_template_kwargs={"enable_thinking": True})).prompt_ids
+
+
+def test_c3_the_two_names_of_a_familys_thinking_are_one() -> None:
+    kimi = frozenset({"thinking"})
+    for name in ("enable_thinking", "thinking"):
+        assert (True, {}) == read_template({name: True}, False, kimi)
+        assert (False, {}) == read_template({name: False}, True, kimi)
+        with pytest.raises(SessionRefused, match=rf"chat_template_kwargs\.{name}: want true or false"):
+            read_template({name: "yes"}, False, kimi)
+    with pytest.raises(SessionRefused, match="enable_thinking and thinking are one"):
+        read_template({"enable_thinking": True, "thinking": False}, False, kimi)
+    for fields in (frozenset({"enable_thinking"}), frozenset[str]()):
+        with pytest.raises(SessionRefused, match=r"chat_template_kwargs\.thinking: the renderer has"):
+            read_template({"thinking": True}, False, fields)
+    with pytest.raises(SessionRefused, match=r"chat_template_kwargs\.enable_thinking: the renderer has"):
+        read_template({"enable_thinking": True}, False, frozenset())
+
+
+def test_a_template_field_nested_too_deeply_is_400() -> None:
+    with pytest.raises(SessionRefused, match=r"^chat_template_kwargs: ") as refused:
+        read_template({"reasoning_effort": DEEP}, False, frozenset({"reasoning_effort"}))
+    assert 400 == refused.value.status
 
 
 def test_text_parts_give_the_ids_of_the_joined_text() -> None:

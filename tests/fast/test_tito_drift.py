@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted import Conversation, user
 from vocabulary import qwen3
 
 from rollout.session.metrics import Metrics
-from rollout.tito.drift import Segment, compare, strip_tail
+from rollout.tito.drift import Segment, Spelling, compare, strip_tail
 
 START, END = Segment(1, "<s>"), Segment(2, "<e>")
 OPEN = "<s>assistant\n"
@@ -32,12 +33,12 @@ def text(said: str) -> Segment:
         ([START, END, text("assistant\nhi")], [("special_token_count", -1)]),
     ],
 )
-def test_rules(actual: list[Segment], types: list[tuple[str, int]]) -> None:
+def test_c15_each_difference_has_its_type_and_place(actual: list[Segment], types: list[tuple[str, int]]) -> None:
     found = compare([START, text("assistant\nhi"), END], actual, OPEN)
     assert types == [(entry.type, entry.segment_index) for entry in found]
 
 
-def test_tails_are_stripped_of_trailing_text_and_of_a_cut_turns_end() -> None:
+def test_c15_tails_are_stripped_of_trailing_text_and_of_a_cut_turns_end() -> None:
     segments = [text("a"), END, text("\n\n")]
     assert [text("a"), END] == strip_tail(segments, "\n", frozenset())
     assert [text("a")] == strip_tail(segments, "\n", frozenset({2}))
@@ -45,7 +46,7 @@ def test_tails_are_stripped_of_trailing_text_and_of_a_cut_turns_end() -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_session_shows_the_same_drift_everywhere(version: str) -> None:
+def test_c9_a_session_shows_the_same_drift_everywhere(version: str) -> None:
     talk = Conversation(qwen3(), version)
     assert "tito_session_mismatch" not in talk.session.metadata()
     talk.ask(user("a"))
@@ -58,13 +59,31 @@ def test_a_session_shows_the_same_drift_everywhere(version: str) -> None:
     assert drift == reply.session_metadata["tito_session_mismatch"] == talk.session.metadata()["tito_session_mismatch"]
 
 
-def test_a_cut_last_turn_is_no_drift() -> None:
+def test_c15_each_special_token_is_a_segment_and_think_tags_are_content() -> None:
+    tokenizer = qwen3().tokenizer
+    spelling = Spelling(tokenizer, marked=False)
+    ids = tokenizer.encode("<|im_start|>assistant\n<think>\nhm</think>ok<|im_end|><|im_end|>")
+    segments = spelling.segments(np.array(ids, np.int64))
+    start, end = (tokenizer.control_ids[name] for name in ("<|im_start|>", "<|im_end|>"))
+    assert [start, None, end, end] == [segment.special for segment in segments]
+    assert "assistant\n<think>\nhm</think>ok" == segments[1].text
+
+
+def test_c15_content_is_compared_as_text_and_not_by_ids() -> None:
+    talk = Conversation(qwen3(), "v2")
+    ids = [*(number for letter in "jsonprenderer" for number in qwen3().tokenizer.encode(letter))]
+    talk.ask(user("a"), text=[*ids, qwen3().tokenizer.control_ids["<|im_end|>"]])
+    assert ids != qwen3().tokenizer.encode("jsonprenderer")
+    assert "[]" == talk.session.samples().samples[0].drift
+
+
+def test_c15_a_cut_last_turn_is_no_drift() -> None:
     talk = Conversation(qwen3(), "v2")
     talk.ask(user("a"), text="never ends, because", finish="length")
     assert "[]" == talk.session.samples().samples[0].drift
 
 
-def test_a_failure_to_compare_is_logged_and_leaves_the_column_null(
+def test_c9_a_failure_to_compare_is_logged_and_leaves_the_column_null(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(*args: Any, **kwargs: Any) -> None:
@@ -78,7 +97,7 @@ def test_a_failure_to_compare_is_logged_and_leaves_the_column_null(
     assert "cannot be computed" in caplog.text
 
 
-def test_metrics_give_a_rate_per_version_and_type() -> None:
+def test_c17_metrics_give_a_rate_per_version_and_type() -> None:
     metrics = Metrics()
     metrics.compared("v1", ["assistant_text", "assistant_text"])
     metrics.compared("v1", [])

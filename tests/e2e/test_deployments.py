@@ -1,0 +1,63 @@
+"""Deployments as `infra/prefect.yaml` declares them, registered at a real server and run by a real worker."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.server import QUIET
+from rollout.engine.embedded import start_embedded
+from rollout.lake import scan_parity
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "infra" / "prefect.yaml"
+DECLARED = ["rollout-cross-engine/cross-engine"]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[str]:
+    child = asyncio.run(start_embedded(None, log=tmp_path / "engine.log"))
+    yield child.url
+    child.stop()
+
+
+def test_every_deployment_names_a_flow_and_says_what_it_is_for():
+    declared = yaml.safe_load(FILE.read_text())["deployments"]
+    assert [name.partition("/")[2] for name in DECLARED] == [one["name"] for one in declared]
+    for one in declared:
+        file, _, name = one["entrypoint"].partition(":")
+        assert f"async def {name}(" in (ROOT / file).read_text() and one["description"]
+
+
+@pytest.mark.full
+def test_a_triggered_comparison_is_recorded(prefect_url: str, finished: Any, rollout_home: Path, engine: str, tmp_path):
+    lake = shutil.copytree(finished[0], tmp_path / "lake")
+    environment = {
+        **os.environ,
+        **QUIET,
+        "PREFECT_API_URL": prefect_url,
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "ROLLOUT_HOME": str(rollout_home),
+    }
+
+    def prefect(*arguments: str) -> str:
+        argv = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+        done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+        assert 0 == done.returncode, done.stdout + done.stderr
+        return done.stdout
+
+    prefect("work-pool", "create", "rollout", "--type", "process", "--overwrite")
+    prefect("deploy", "--prefect-file", str(FILE), "--all")
+    given = {"batch": "mine", "against": engine, "lake": str(lake), "rollouts": "4"}
+    parameters = [word for name, value in given.items() for word in ("--param", f"{name}={value}")]
+    prefect("deployment", "run", DECLARED[0], *parameters)
+    prefect("worker", "start", "--pool", "rollout", "--run-once")
+    rows = scan_parity(lake, "mine").collect().filter(check="cross_engine")
+    assert ["equal"] * 4 == rows["verdict"].to_list()
