@@ -63,6 +63,7 @@ def reference_parts(state: Reference) -> list[Part[Reference]]:
 
 async def check_reference(state: Reference, tally: Tally) -> None:
     """Start SGLang on the checkpoint, run both batches and compare them input by input."""
+    from rollout.batch.repeats import server_info
     from rollout.engine.checkpoint import read_checkpoint
     from rollout.engine.environment import host_gpus, sglang_python, share_gpus
     from rollout.engine.launch import launch
@@ -80,7 +81,7 @@ async def check_reference(state: Reference, tally: Tally) -> None:
         try:
             tally.figure("SGLang ready after", time.monotonic() - began, "s")
             tally.figure("flags", " ".join(recipe.stated))
-            tally.figure("SGLang", await _version(engine.url))
+            tally.figure("SGLang", str((await server_info(engine.url)).get("version")))
             for version in VERSIONS:
                 await _batch(state, version, engine.url, folder, tally)
         finally:
@@ -98,16 +99,6 @@ def find_revision(model: Path) -> str | None:
     notes = [path for path in (model / ".cache" / "huggingface" / "download").rglob("*.metadata") if path.is_file()]
     told = {(path.read_text().splitlines() or [""])[0] for path in notes}
     return told.pop() if len(told) == 1 else None
-
-
-async def _version(url: str) -> str:
-    from rollout.engine.client import EngineClient
-
-    client = EngineClient(url)
-    try:
-        return str((await client.facts("/server_info")).get("version"))
-    finally:
-        await client.close()
 
 
 async def _batch(state: Reference, version: str, url: str, folder: Path, tally: Tally) -> None:

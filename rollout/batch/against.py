@@ -55,8 +55,7 @@ async def compare_engines(
     tito = await asyncio.to_thread(lambda: Tito(load_tokenizer(str(directory)), config.renderer))
     keys = await asyncio.to_thread(rollout_keys, view)
     chosen = spread(list(keys), rollouts)
-    client = EngineClient(url)
-    try:
+    async with EngineClient(url) as client:
         info = await _model_info(client, url)
         _check_model(url, info, tito, orjson.loads((directory / "config.json").read_bytes()))
         report = CrossReport(
@@ -67,8 +66,6 @@ async def compare_engines(
         )
         asking = _Asking(client, tito, concurrency, check_ids=info.get("vocab_size") is None)
         await _compare(asking, read_tapes(view, keys, chosen), report, len(chosen), progress)
-    finally:
-        await client.close()
     return report
 
 

@@ -161,11 +161,8 @@ async def _sglang_facts(lease: EngineLease, recipe: Recipe, batch: Batch) -> dic
 
 
 async def _ask(url: str, path: str = "/model_info") -> dict[str, Any]:
-    client = EngineClient(url)
-    try:
+    async with EngineClient(url) as client:
         return await client.facts(path)
-    finally:
-        await client.close()
 
 
 def engine_facts(

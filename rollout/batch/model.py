@@ -83,14 +83,12 @@ async def model_digest(config: BatchConfig, directory: Path) -> str:
     if config.engine == "sglang":
         check_recipe(config)
         return await asyncio.to_thread(directory_digest, directory)
-    client = EngineClient(str(config.engine_url), timeout_s=10.0)
-    try:
-        info = await client.model_info()
-        adapter = await check_served(client, config)
-    except EngineError as error:
-        raise BadConfig(f"engine_url {config.engine_url}: {error}") from error
-    finally:
-        await client.close()
+    async with EngineClient(str(config.engine_url), timeout_s=10.0) as client:
+        try:
+            info = await client.model_info()
+            adapter = await check_served(client, config)
+        except EngineError as error:
+            raise BadConfig(f"engine_url {config.engine_url}: {error}") from error
     path, version = config.update_weights, config.weight_version
     if path is None:
         path, version = info.get("model_path"), info.get("weight_version")

@@ -25,13 +25,11 @@ async def how_it_repeats(url: str, *, embedded: bool) -> Repeats:
 
 async def server_info(url: str) -> dict[str, Any]:
     """An engine's own statement of how it was started; empty where it makes none."""
-    client = EngineClient(url)
-    try:
-        return await client.facts("/server_info")
-    except EngineError:
-        return {}
-    finally:
-        await client.close()
+    async with EngineClient(url) as client:
+        try:
+            return await client.facts("/server_info")
+        except EngineError:
+            return {}
 
 
 def read_repeats(told: dict[str, Any]) -> Repeats:

@@ -97,8 +97,7 @@ def _check_context(context: int | None, prompt: Prompt) -> Finding:
 
 
 async def _check_generations(url: str, prompt: Prompt, *, embedded: bool) -> list[Finding]:
-    client = EngineClient(url, timeout_s=TIMEOUT_S)
-    try:
+    async with EngineClient(url, timeout_s=TIMEOUT_S) as client:
         text = await _check_text(client, prompt)
         if text.state == "fail":
             return [text, warn("generate", "not tried: the engine's tokenizer is not this one")]
@@ -106,8 +105,6 @@ async def _check_generations(url: str, prompt: Prompt, *, embedded: bool) -> lis
         if isinstance(first, Finding):
             return [text, first]
         second = await _generate(client, prompt)
-    finally:
-        await client.close()
     n_sampled, n_sent = len(first.output_ids_O), len(prompt.ids)
     counted = ok("generate", f"{n_sent} ids sent and counted, {n_sampled} sampled, every logprob finite")
     if not first.prompt_tokens:

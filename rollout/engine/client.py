@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -16,16 +17,28 @@ ROUTING_HEADER = "X-SMG-Routing-Key"
 _KEEPALIVE_S = 4.0
 """Idle connections are dropped before the servers do it (uvicorn: 5 s), which would fail a request."""
 _ADMIN_TIMEOUT_S = 10.0
+_JSON = {"Content-Type": "application/json"}
 
 
 class EngineClient:
-    """One engine, any number of requests at once over reused connections. Close it in its own loop."""
+    """One engine, any number of requests at once over reused connections.
+
+    Belongs to one event loop; use it as an async context manager, or close it there.
+    """
 
     def __init__(self, base_url: str, *, timeout_s: float = 600.0) -> None:
         """`timeout_s`: deadline of one generation, from sending to the last byte of its answer."""
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
         self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def generate(self, request: dict[str, Any], *, rid: str, session_id: str | None) -> dict[str, Any]:
         """POST `request` with this `rid` to /generate; the engine's answer as it is, doubles bit for bit.
@@ -36,9 +49,7 @@ class EngineClient:
             EngineError: unreachable, connection lost, deadline passed (the generation is aborted),
                 another status, or an answer that is no JSON object.
         """
-        headers = {"Content-Type": "application/json"}
-        if session_id is not None:
-            headers[ROUTING_HEADER] = session_id
+        headers = _JSON if session_id is None else {**_JSON, ROUTING_HEADER: session_id}
         body = orjson.dumps({**request, "rid": rid})
         try:
             return await self._exchange("POST", "/generate", self._timeout_s, data=body, headers=headers)
@@ -53,8 +64,7 @@ class EngineClient:
         Raises:
             EngineError: the engine cannot be reached or refuses.
         """
-        body, headers = orjson.dumps({"rid": rid}), {"Content-Type": "application/json"}
-        await self._read("POST", "/abort_request", _ADMIN_TIMEOUT_S, data=body, headers=headers)
+        await self._read("POST", "/abort_request", _ADMIN_TIMEOUT_S, data=orjson.dumps({"rid": rid}), headers=_JSON)
 
     async def model_info(self) -> dict[str, Any]:
         """The engine's /model_info.
@@ -80,8 +90,7 @@ class EngineClient:
             EngineError: as for `generate`, or an answer that does not say that it did.
         """
         body = orjson.dumps({"model_path": path, "weight_version": version})
-        headers = {"Content-Type": "application/json"}
-        said = await self._exchange("POST", "/update_weights_from_disk", timeout_s, data=body, headers=headers)
+        said = await self._exchange("POST", "/update_weights_from_disk", timeout_s, data=body, headers=_JSON)
         if said.get("success") is not True:
             raise EngineError(f"{self.base_url} did not load {path}: {said.get('message')}")
 

@@ -30,9 +30,7 @@ async def update_engines(
         EngineError: one is gone, gave no answer in UPDATE_S seconds, or does not state `version` afterwards.
     """
     async with AsyncExitStack() as stack:
-        clients = [EngineClient(url) for url in urls]
-        for client in clients:
-            stack.push_async_callback(client.close)
+        clients = [await stack.enter_async_context(EngineClient(url)) for url in urls]
         served = await asyncio.gather(*(client.model_info() for client in clients))
         stale = [client for client, info in zip(clients, served, strict=True) if not _has(info, path, version)]
         if stale and say is not None:
