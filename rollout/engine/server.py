@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TextIO
 
 from rollout import reaper
+from rollout.background import beside
 from rollout.engine.job import EngineJob
 from rollout.engine.outages import Outages
 from rollout.engine.supervision import TAKEN, Status, SupervisionFolder
@@ -61,7 +62,8 @@ async def lease_engines(job: EngineJob, *, home: Path, say: Say | None = None) -
     await lease.take()
     try:
         await lease.known()
-        yield lease
+        async with beside(lease.watch_once_ready()):
+            yield lease
     finally:
         await lease.leave()
 
@@ -91,7 +93,7 @@ class EngineLease:
         self._folder, self._job, self._say = folder, job, say
         self._held: TextIO | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._answered = asyncio.Event()
         self.urls: list[str] = []
         self.outages = Outages(notice_s=NOTICE_S)
 
@@ -136,7 +138,7 @@ class EngineLease:
             ChildFailed: one did not start.
         """
         await self._until(lambda status: status.state == "ready")
-        self._watching = asyncio.create_task(self.watch())
+        self._answered.set()
 
     async def _until(self, met: Callable[[Status], bool]) -> Status:
         told = began = time.monotonic()
@@ -189,6 +191,10 @@ class EngineLease:
                 start_new_session=True,
             )
 
+    async def watch_once_ready(self) -> None:
+        await self._answered.wait()
+        await self.watch()
+
     async def watch(self) -> None:
         """Tell `outages` what happens to the engines, and start their supervisor again when it dies."""
         last = self._folder.read()
@@ -220,10 +226,6 @@ class EngineLease:
 
     async def leave(self) -> None:
         """Stop being a user; the last one waits for the engines' end."""
-        if self._watching is not None:
-            self._watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watching
         if self._held is not None:
             self._held.close()
         began = time.monotonic()
