@@ -16,7 +16,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -109,15 +109,9 @@ def test_two_processes_beside_one(tmp_path, script):
     publish("session-processes", f"{text}\n\n{table(head, rows)}", {str(key): rate for key, rate in rates.items()})
 
 
-@asynccontextmanager
-async def _fleet(processes: int, engine: Child, tmp_path: Path) -> AsyncIterator[Child]:
+def _fleet(processes: int, engine: Child, tmp_path: Path) -> AbstractAsyncContextManager[Child]:
     options = [f"--engine={engine.url}", f"--tokenizer={fetch()}", "--port=0", f"--processes={processes}", "--json"]
-    argv = [sys.executable, "-m", "rollout", "session", "serve", *options]
-    child = await start(argv, log=tmp_path / f"fleet{processes}.log")
-    try:
-        yield child
-    finally:
-        child.stop()
+    return _running(["-m", "rollout", "session", "serve", *options], tmp_path / f"fleet{processes}.log", pinned=False)
 
 
 def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -151,26 +145,24 @@ def test_generations_at_once_in_many_live_sessions(tmp_path, script):
     publish("session-live", text, facts)
 
 
-@asynccontextmanager
-async def _engine(tmp_path: Path, *, delay_s: float, pinned: bool = True) -> AsyncIterator[Child]:
-    argv = [sys.executable, str(HERE / "session_engine.py"), str(tmp_path / "script"), str(delay_s)]
-    child = await start(argv, log=tmp_path / "engine.log")
-    try:
-        if pinned:
-            _pin(child.process.pid, server=False)
-        yield child
-    finally:
-        child.stop()
+def _engine(tmp_path: Path, *, delay_s: float, pinned: bool = True) -> AbstractAsyncContextManager[Child]:
+    argv = [str(HERE / "session_engine.py"), str(tmp_path / "script"), str(delay_s)]
+    return _running(argv, tmp_path / "engine.log", pinned=pinned)
 
 
-@asynccontextmanager
-async def _server(side: str, engine: Child, tmp_path: Path) -> AsyncIterator[Child]:
+def _server(side: str, engine: Child, tmp_path: Path) -> AbstractAsyncContextManager[Child]:
     given = ["-m", "rollout.session.server", "--engine", engine.url, "--tokenizer", str(fetch())]
     if side == "bare":
         given = [str(HERE / "session_bare.py"), engine.url, str(fetch())]
-    child = await start([sys.executable, *given], log=tmp_path / f"{side}.log")
+    return _running(given, tmp_path / f"{side}.log", server=True)
+
+
+@asynccontextmanager
+async def _running(argv: list[str], log: Path, *, server: bool = False, pinned: bool = True) -> AsyncIterator[Child]:
+    child = await start([sys.executable, *argv], log=log)
     try:
-        _pin(child.process.pid, server=True)
+        if pinned:
+            _pin(child.process.pid, server=server)
         yield child
     finally:
         child.stop()

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from command import Rollout
 from object_store import ObjectStore, serve_objects
+from sglang_server import sglang_server
 
 from flows.server import QUIET
 from rollout.batch.prompts import prompt_bytes
 from rollout.engine import environment
-from rollout.engine.launch import launch
-from rollout.engine.recipes import tiny_cpu
-from rollout.engine.tiny import CHECKPOINT
+from rollout.engine.embedded import start_embedded
 from rollout.errors import NoSGLang
-from rollout.process import start
+from rollout.process import Child, start
 
 BATCH_OPTIONS = ("--batch-id", "mine", "--shard-size", "4", "--seed", "7")
 """8 prompts, 4 rollouts each, a shard per prompt."""
@@ -104,10 +103,21 @@ def sglang_python() -> Path:
         pytest.fail(str(error), pytrace=False)
 
 
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """The embedded engine on the shipped checkpoint, in a process of its own."""
+    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
+    yield child
+    child.stop()
+
+
+@pytest.fixture(scope="module")
+def engine_url(engine: Child) -> str:
+    return engine.url
+
+
 @pytest.fixture(scope="session")
 def sglang_url(sglang_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """SGLang on the tiny checkpoint, as `tiny_cpu` starts it; for tests that leave it as it is."""
-    log = tmp_path_factory.mktemp("sglang") / "sglang.log"
-    child = asyncio.run(launch(tiny_cpu(), model=CHECKPOINT, python=sglang_python, log=log))
-    yield child.url
-    child.stop()
+    with sglang_server(sglang_python, tmp_path_factory.mktemp("sglang")) as url:
+        yield url

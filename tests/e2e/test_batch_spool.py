@@ -14,7 +14,6 @@ from command import Rollout, Run
 from faulty_proxy import FaultyProxy
 
 from rollout.batch.spool import open_spool, peek_spool, spool_folder
-from rollout.engine.embedded import start_embedded
 from rollout.lake import LakePaths, scan_samples, scan_trajectories
 from rollout.lake.staging import read_plan, staged_shards
 from rollout.parity.projections import same_rows
@@ -22,13 +21,6 @@ from rollout.parity.projections import same_rows
 CONCURRENCY = 2
 BY_HAND = [int(os.environ["ROLLOUT_TEST_KILLS"])] if "ROLLOUT_TEST_KILLS" in os.environ else []
 """How many kills a run by hand wants, beside those of every run."""
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child
-    child.stop()
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from rollout.agents.contract import Agent
 from rollout.agents.openai_client import openai_client
 from rollout.batch.sessions import session_server
 from rollout.config import make_config
-from rollout.engine.embedded import start_embedded
 from rollout.engine.tiny import CHECKPOINT
 from rollout.generate import RunContext, generate
 from rollout.lake import scan_samples
@@ -136,13 +135,6 @@ async def talk(proxy, tmp_path, turns, **options):
             slots=asyncio.Semaphore(1),
         )
         return await generate(given, context)
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child
-    child.stop()
 
 
 async def test_g46_the_engine_gets_what_fits_and_a_4xx_is_not_repeated(engine, tmp_path):

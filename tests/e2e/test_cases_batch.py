@@ -25,7 +25,6 @@ from rollout.batch.shard import run_shard
 from rollout.batch.spool import open_spool
 from rollout.columns import BatchStamp, table_to_samples
 from rollout.config import make_config
-from rollout.engine.embedded import start_embedded
 from rollout.engine.tiny import CHECKPOINT
 from rollout.errors import SessionRefused
 from rollout.generate import RunContext
@@ -45,13 +44,6 @@ STAMP = BatchStamp(
     engine={"name": "embedded"},
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
 )
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child
-    child.stop()
 
 
 @asynccontextmanager

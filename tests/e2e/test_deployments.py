@@ -1,11 +1,9 @@
 """Deployments as `infra/prefect.yaml` declares them, registered at a real server and run by a real worker."""
 
-import asyncio
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,11 @@ import pytest
 import yaml
 
 from flows.server import QUIET
-from rollout.engine.embedded import start_embedded
 from rollout.lake import scan_parity
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "infra" / "prefect.yaml"
 DECLARED = ["rollout-cross-engine/cross-engine"]
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[str]:
-    child = asyncio.run(start_embedded(None, log=tmp_path / "engine.log"))
-    yield child.url
-    child.stop()
 
 
 def test_every_deployment_names_a_flow_and_says_what_it_is_for():
@@ -37,7 +27,9 @@ def test_every_deployment_names_a_flow_and_says_what_it_is_for():
 
 
 @pytest.mark.full
-def test_a_triggered_comparison_is_recorded(prefect_url: str, finished: Any, rollout_home: Path, engine: str, tmp_path):
+def test_a_triggered_comparison_is_recorded(
+    prefect_url: str, finished: Any, rollout_home: Path, engine_url: str, tmp_path
+):
     lake = shutil.copytree(finished[0], tmp_path / "lake")
     environment = {
         **os.environ,
@@ -55,7 +47,7 @@ def test_a_triggered_comparison_is_recorded(prefect_url: str, finished: Any, rol
 
     prefect("work-pool", "create", "rollout", "--type", "process", "--overwrite")
     prefect("deploy", "--prefect-file", str(FILE), "--all")
-    given = {"batch": "mine", "against": engine, "lake": str(lake), "rollouts": "4"}
+    given = {"batch": "mine", "against": engine_url, "lake": str(lake), "rollouts": "4"}
     parameters = [word for name, value in given.items() for word in ("--param", f"{name}={value}")]
     prefect("deployment", "run", DECLARED[0], *parameters)
     prefect("worker", "start", "--pool", "rollout", "--run-once")

@@ -1,9 +1,8 @@
 """`rollout doctor`'s look at engines: each fault is made by a proxy before a real engine, and found."""
 
-import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,8 @@ from rollout.doctor.finding import Finding
 from rollout.doctor.orchestrator import check_prefect
 from rollout.doctor.sessions import check_sessions
 from rollout.doctor.tokens import Prompt, check_tokens
-from rollout.engine.embedded import start_embedded
 from rollout.engine.tiny import CHECKPOINT
 from rollout.process import free_port
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child.url
-    child.stop()
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +29,8 @@ def prompt() -> Prompt:
 
 
 @pytest.fixture
-async def proxy(engine: str) -> AsyncIterator[FaultyFacts]:
-    async with FaultyFacts(engine).serving() as proxy:
+async def proxy(engine_url: str) -> AsyncIterator[FaultyFacts]:
+    async with FaultyFacts(engine_url).serving() as proxy:
         assert isinstance(proxy, FaultyFacts)
         yield proxy
 

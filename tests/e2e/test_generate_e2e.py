@@ -33,13 +33,6 @@ STAMP = BatchStamp(
 DEMO = [json.loads(line) for line in Path(rollout.batch.__file__).with_name("demo.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child
-    child.stop()
-
-
 def inputs(rows, n_samples=1):
     """The first `rows` shipped rows of each agent, `n_samples` rollouts of each."""
     names = ("single_turn", "tool_loop", "branching")

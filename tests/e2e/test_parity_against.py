@@ -17,13 +17,6 @@ from rollout.lake import scan_parity
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory):
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child.url
-    child.stop()
-
-
-@pytest.fixture(scope="module")
 def other_weights(tmp_path_factory: pytest.TempPathFactory):
     """The shipped checkpoint with a little noise in its last norm: near enough to begin with the same tokens."""
     folder = tmp_path_factory.mktemp("other")
@@ -39,8 +32,8 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory):
     child.stop()
 
 
-def test_the_same_engine_gives_no_difference_on_staged_tapes(rollout, staged_lake: Path, engine: str):
-    done = rollout("parity", "mine", "--lake", staged_lake, "--against", engine, "--concurrency", "8", "--json")
+def test_the_same_engine_gives_no_difference_on_staged_tapes(rollout, staged_lake: Path, engine_url: str):
+    done = rollout("parity", "mine", "--lake", staged_lake, "--against", engine_url, "--concurrency", "8", "--json")
     assert 0 == done.returncode, done.stderr
     report = json.loads(done.stdout)
     assert (32, {"equal": 32}) == (report["compared"], report["verdicts"])
@@ -64,15 +57,15 @@ def test_other_weights_are_named_by_their_first_token(rollout, finished, other_w
     assert "log-prob distance in ULP of float64" in text and moved[0]["path"].split(":")[0] in text
 
 
-def test_a_recorded_comparison_is_in_the_lake_and_in_prefect(quick_rollout, finished, tmp_path: Path, engine: str):
+def test_a_recorded_comparison_is_in_the_lake_and_in_prefect(quick_rollout, finished, tmp_path: Path, engine_url: str):
     lake = tmp_path / "copy"
     shutil.copytree(finished[0], lake)
-    against = ("parity", "mine", "--lake", lake, "--against", engine)
+    against = ("parity", "mine", "--lake", lake, "--against", engine_url)
     done = quick_rollout(*against, "--rollouts", "4", "--record", "--json")
     assert 0 == done.returncode, done.stderr
     rows = scan_parity(lake, "mine").collect().filter(check="cross_engine").sort("index")
     assert [0, 8, 16, 24] == rows["index"].to_list() and ["equal"] * 4 == rows["verdict"].to_list()
-    assert {True} == {engine in described for described in rows["engine_b"]}
+    assert {True} == {engine_url in described for described in rows["engine_b"]}
     shown = json.loads(quick_rollout("parity", "mine", "--lake", lake, "--json").stdout)
     assert ({"equal": 4}, 32) == (shown["cross_engine"], sum(shown["verdicts"].values()))
     artifacts = asyncio.run(_artifacts(quick_rollout.environment["PREFECT_API_URL"]))
@@ -87,19 +80,19 @@ async def _artifacts(url: str) -> dict:
         return {one.key: one for one in await client.read_artifacts() if one.key}
 
 
-def test_an_undecided_batch_records_nothing(quick_rollout, staged_lake: Path, engine: str):
-    done = quick_rollout("parity", "mine", "--lake", staged_lake, "--against", engine, "--record")
+def test_an_undecided_batch_records_nothing(quick_rollout, staged_lake: Path, engine_url: str):
+    done = quick_rollout("parity", "mine", "--lake", staged_lake, "--against", engine_url, "--record")
     assert 2 == done.returncode and "only a published batch" in done.stderr
 
 
-def test_another_vocabulary_is_refused_before_any_id_is_sent(rollout, finished, tmp_path: Path, engine: str):
+def test_another_vocabulary_is_refused_before_any_id_is_sent(rollout, finished, tmp_path: Path, engine_url: str):
     child = asyncio.run(start_embedded(make_checkpoint(tmp_path / "small"), log=tmp_path / "small.log"))
     try:
         line = rollout.refused("parity", "mine", "--lake", finished[0], "--against", child.url)
     finally:
         child.stop()
     assert "vocab_size 263, the batch's checkpoint has 896" in line
-    silent = FaultyFacts(engine)  # an engine that does not say its size is asked to read a text first
+    silent = FaultyFacts(engine_url)  # an engine that does not say its size is asked to read a text first
     silent.facts = {"vocab_size": None}
     silent.change = lambda request, reply: reply["meta_info"].update(prompt_tokens=7) if "text" in request else None
     with silent.in_thread():
@@ -108,10 +101,10 @@ def test_another_vocabulary_is_refused_before_any_id_is_sent(rollout, finished, 
     assert all("text" in request for request in silent.seen)
 
 
-def test_an_engine_that_is_not_there_or_goes_is_said_so(rollout, finished, engine: str):
+def test_an_engine_that_is_not_there_or_goes_is_said_so(rollout, finished, engine_url: str):
     line = rollout.refused("parity", "mine", "--lake", finished[0], "--against", "http://127.0.0.1:9")
     assert line.startswith("--against http://127.0.0.1:9: ")
-    dying = FaultyFacts(engine)
+    dying = FaultyFacts(engine_url)
 
     def die(request, reply):
         if len(dying.seen) > 20:

@@ -15,7 +15,6 @@ from rollout.batch.sessions import session_server
 from rollout.batch.shard import run_shard
 from rollout.columns import BatchStamp
 from rollout.config import make_config
-from rollout.engine.embedded import start_embedded
 from rollout.engine.tiny import CHECKPOINT
 from rollout.generate import RunContext
 from rollout.outcome import RolloutInput
@@ -34,13 +33,6 @@ STAMP = BatchStamp(
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
 )
 DEMO = [json.loads(line) for line in Path(rollout.batch.__file__).with_name("demo.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child
-    child.stop()
 
 
 async def run(engine, inputs, tmp_path, version, **options):

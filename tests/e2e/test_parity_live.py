@@ -1,6 +1,5 @@
 """Live parity in a real batch: what is chosen runs again, and a faulty engine is named as such and holds it back."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -8,15 +7,7 @@ import numpy as np
 import pytest
 from faulty_facts import FaultyFacts
 
-from rollout.engine.embedded import start_embedded
 from rollout.lake import scan_parity
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory):
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child.url
-    child.stop()
 
 
 def test_chosen_rollouts_run_again_on_both_paths(quick_rollout, batch_command, tmp_path: Path):
@@ -48,11 +39,11 @@ def flip_after(proxy: FaultyFacts, n_good: int) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_an_engine_that_moves_one_bit_is_named_and_judged_by_its_promise(
-    quick_rollout, engine, tmp_path: Path, deterministic: bool
+    quick_rollout, engine_url, tmp_path: Path, deterministic: bool
 ):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"messages": [{"role": "user", "content": "What is 2 + 2?"}], "agent": "single_turn"}\n')
-    proxy = FaultyFacts(engine)
+    proxy = FaultyFacts(engine_url)
     flip_after(proxy, 2)  # the batch's own run and the own path again
     if not deterministic:
         proxy.server_facts = {"enable_deterministic_inference": False}

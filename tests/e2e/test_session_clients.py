@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from session_stage import END, TITO, Stage, failing, staged
 
 import rollout.batch
 from rollout.agents.tools import run_tool
-from rollout.engine.embedded import start_embedded
 from rollout.engine.tiny import CHECKPOINT
 from rollout.outcome import Outcome, RolloutInput, finish
 from rollout.parity.verdict import judge
@@ -35,13 +33,6 @@ MESSAGES_TOOLS = [
 
 
 # The embedded engine: a model that really calls tools
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child
-    child.stop()
 
 
 @pytest.fixture

@@ -16,12 +16,10 @@ import polars as pl
 import pytest
 from lora_adapter import make_adapter
 from moe_checkpoint import EXPERTS, LAYERS, TOP_K, make_moe
+from sglang_server import sglang_server
 
 from rollout.agents.tools import TOOLS
 from rollout.batch.prompts import prompt_bytes
-from rollout.engine.launch import launch
-from rollout.engine.recipes import tiny_cpu
-from rollout.engine.tiny import CHECKPOINT
 from rollout.lake import scan_parity, scan_samples, scan_trajectories
 from rollout.process import start
 from rollout.sample import WeightSpan
@@ -34,14 +32,6 @@ CHANGE_AT = 300
 """Ids, those of the prompt included, that the engine holds when the weights change; the prompt has fewer."""
 
 
-def serve(python: Path, folder: Path, model: Path, *extra: str) -> Iterator[str]:
-    child = asyncio.run(launch(tiny_cpu(), model=model, python=python, log=folder / "sglang.log", extra=extra))
-    try:
-        yield child.url
-    finally:
-        child.stop()
-
-
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_moe(tmp_path_factory.mktemp("moe") / "model")
@@ -49,7 +39,8 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def moe_url(sglang_python: Path, moe: Path) -> Iterator[str]:
-    yield from serve(sglang_python, moe.parent, moe, "--enable-return-routed-experts")
+    with sglang_server(sglang_python, moe.parent, "--enable-return-routed-experts", model=moe) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +48,8 @@ def lora_url(sglang_python: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     folder = tmp_path_factory.mktemp("lora")
     named = f"tuned={make_adapter(folder / 'adapter')}"
     options = ["--enable-lora", "--lora-paths", named, "--lora-backend", "torch_native", "--max-loras-per-batch", "2"]
-    yield from serve(sglang_python, folder, CHECKPOINT, *options)
+    with sglang_server(sglang_python, folder, *options) as url:
+        yield url
 
 
 @pytest.fixture

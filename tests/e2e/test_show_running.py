@@ -4,22 +4,11 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from command import Rollout
 from faulty_proxy import FaultyProxy
-
-from rollout.engine.embedded import start_embedded
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    child = asyncio.run(start_embedded(None, log=tmp_path_factory.mktemp("engine") / "engine.log"))
-    yield child.url
-    child.stop()
 
 
 async def slow(request: dict[str, Any]) -> None:
@@ -32,10 +21,10 @@ def facts_of(rollout: Rollout, lake: Path) -> dict[str, Any]:
 
 
 def test_a_running_batch_is_shown_as_far_as_it_is(
-    quick_rollout: Rollout, engine: str, batch_command: list[str], tmp_path: Path
+    quick_rollout: Rollout, engine_url: str, batch_command: list[str], tmp_path: Path
 ):
     lake = tmp_path / "lake"
-    with FaultyProxy(engine).in_thread() as proxy:
+    with FaultyProxy(engine_url).in_thread() as proxy:
         proxy.fault = slow
         options = ("--lake", lake, "--shard-size", 16, "--concurrency", 2, "--engine", "external")
         run = quick_rollout.start(*batch_command, *options, "--engine-url", proxy.url)
