@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -67,6 +68,7 @@ class Rollout:
     home: Path
     cwd: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    started: list[Run] = field(default_factory=list)
 
     def start(self, *arguments: object, program: str | Path = COMMAND) -> Run:
         mark = uuid.uuid4().hex
@@ -81,7 +83,14 @@ class Rollout:
             stderr=subprocess.PIPE,
             text=True,
         )
-        return Run(process=process, mark=mark)
+        self.started.append(Run(process=process, mark=mark))
+        return self.started[-1]
+
+    def end_started(self) -> None:
+        """End what still runs: a test that failed half-way must not fail the next one, too."""
+        for run in self.started:
+            if run.process.poll() is None:
+                run.end(signal.SIGKILL)
 
     def __call__(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         return self.start(*arguments).wait()

@@ -29,8 +29,10 @@ from rollout.process import ChildFailed, log_tail
 
 log = logging.getLogger(__name__)
 
-NOTICE_S = 1.5
-"""Seconds until a loss has gone from the supervisor through the status file to its users."""
+NOTICE_S = 5.0
+"""Seconds in which a loss has come to the users, by way of the supervisor and its status file, on a busy host, too.
+
+Not a wait for what was lost, which is told in about 0.3 s: for a fault of a living engine."""
 SUPERVISORS = 3
 """Supervisors that may die one after another, each within STEADY_S of its start, before a user gives up."""
 STEADY_S = 60.0

@@ -30,9 +30,11 @@ def rollout_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def rollout(rollout_home: Path, tmp_path: Path) -> Rollout:
+def rollout(rollout_home: Path, tmp_path: Path) -> Iterator[Rollout]:
     """The command in an empty working directory; it starts a Prefect server of its own where it needs one."""
-    return Rollout(home=rollout_home, cwd=tmp_path)
+    command = Rollout(home=rollout_home, cwd=tmp_path)
+    yield command
+    command.end_started()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from killing import GRACE_S, end_at, moments
 
 from rollout.engine.job import EngineJob
 from rollout.engine.recipes import tiny_cpu
-from rollout.engine.server import use_engines
+from rollout.engine.server import NOTICE_S, use_engines
 from rollout.engine.supervision import Status, SupervisionFolder
 from rollout.engine.tiny import CHECKPOINT
 from rollout.lake import scan_samples
@@ -67,8 +66,9 @@ async def test_a_batch_whose_sglang_is_killed_five_times_has_the_rows_of_an_undi
 ):
     """At concurrency 1: wider, a CPU's kernels move the last bits of the logprobs. All share this test's engine.
 
-    Its main process dies three times, its scheduler twice.
+    Its main process dies three times, its scheduler twice; users are told within NOTICE_S.
     """
+    assert NOTICE_S <= 5.0
     monkeypatch.setenv("ROLLOUT_SGLANG_PYTHON", str(sglang_python))
     job, rng, killed = EngineJob.of(tiny_cpu(), CHECKPOINT), random.Random(5), 0
     async with use_engines(job, home=sglang.home) as (_, outages):
@@ -78,10 +78,10 @@ async def test_a_batch_whose_sglang_is_killed_five_times_has_the_rows_of_an_undi
         while killed < 5 and run.process.poll() is None:
             pid = status(sglang).engines[0].pid
             victim = next(pid for pid, name in children(pid).items() if "scheduler" in name) if killed % 2 else pid
-            began, losses = time.monotonic(), outages.count
+            losses = outages.count
             os.kill(victim, signal.SIGKILL)
             killed += 1
-            assert await outages.since(losses) and time.monotonic() - began < 5.0
+            assert await outages.since(losses), "nobody was told of the loss in time"
             await outages.wait_up(120.0)
             await asyncio.sleep(0.5 + 0.5 * rng.random())
         assert 0 == await asyncio.to_thread(run.process.wait, 240)
