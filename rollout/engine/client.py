@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from rollout.errors import EngineError, EngineFailed, EngineRefused
+from rollout.errors import EngineError, EngineFailed, EngineRefused, EngineUnreachable
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """SGLang's router sends requests with one key to one worker: a session's prefix stays cached there."""
@@ -17,6 +17,8 @@ ROUTING_HEADER = "X-SMG-Routing-Key"
 _KEEPALIVE_S = 4.0
 """Idle connections are dropped before the servers do it (uvicorn: 5 s), which would fail a request."""
 _ADMIN_TIMEOUT_S = 10.0
+_CONNECT_S = 10.0
+"""A host that is gone refuses no connection: it stays silent. An engine at work is not: its kernel accepts."""
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -46,7 +48,8 @@ class EngineClient:
         Raises:
             EngineRefused: a 4xx, with its status and body.
             EngineFailed: a 5xx, likewise.
-            EngineError: unreachable, connection lost, deadline passed (the generation is aborted),
+            EngineUnreachable: no connection could be made; nothing was sent.
+            EngineError: connection lost, deadline passed (the generation is aborted),
                 another status, or an answer that is no JSON object.
         """
         headers = _JSON if session_id is None else {**_JSON, ROUTING_HEADER: session_id}
@@ -110,10 +113,12 @@ class EngineClient:
         return value
 
     async def _read(self, method: str, path: str, timeout_s: float, **kwargs: Any) -> bytes:
-        url, timeout = self.base_url + path, aiohttp.ClientTimeout(total=timeout_s)
+        url, timeout = self.base_url + path, aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
         try:
             async with self._session().request(method, url, timeout=timeout, **kwargs) as response:
                 body = await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineUnreachable(f"{url} failed: {type(error).__name__}: {error}") from error
         except TimeoutError as error:
             raise _DeadlinePassed(f"{url} gave no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:

@@ -14,7 +14,7 @@ from aiohttp import web
 from loopback import served
 
 from rollout.engine.client import ROUTING_HEADER, EngineClient
-from rollout.errors import EngineError, EngineRefused
+from rollout.errors import EngineError, EngineRefused, EngineUnreachable
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -119,9 +119,10 @@ async def test_a_lost_connection_is_an_engine_error() -> None:
         return response
 
     async with engine(half_an_answer) as (_, url):
-        with pytest.raises(EngineError, match="/generate failed"):
+        with pytest.raises(EngineError, match="/generate failed") as lost:
             await _generate(url)
-    with pytest.raises(EngineError, match="/generate failed"):
+    assert not isinstance(lost.value, EngineUnreachable), "it may have begun"
+    with pytest.raises(EngineUnreachable, match="/generate failed"):
         await _generate(url)
 
 
