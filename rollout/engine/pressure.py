@@ -29,32 +29,50 @@ _ANSWER_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What one engine, or one data-parallel rank of it, has to do; `max_running` is null where it does not say."""
+    """What one engine, or one data-parallel rank of it, has to do; null is what it does not say.
+
+    `used` of `capacity` tokens of its cache are taken.
+    """
 
     running: int
     waiting: int
-    max_running: int | None
+    max_running: int | None = None
+    used: int | None = None
+    capacity: int | None = None
 
     def room(self, bound: int) -> float:
         """How many requests more it takes until `bound` of them wait in it."""
-        if self.max_running is None:
-            return math.inf if not self.waiting else max(0, bound - self.waiting)
-        return max(0, bound - self.waiting) + max(0, self.max_running - self.running)
+        return max(0, bound - self.waiting) + max(0, self._free())
+
+    def _free(self) -> float:
+        """How many more can run: by their number, and by the memory that each of those at work takes so far."""
+        if not self.max_running:
+            return 0 if self.waiting else math.inf
+        free = self.max_running - self.running
+        if not self.capacity or not self.used:
+            return free
+        return min(free, self.running * (self.capacity - self.used) // self.used)
 
 
 def read_loads(told: dict[str, Any]) -> list[Load]:
     """The loads in a body of /v1/loads; what has no counts in it is left out."""
     loads = told.get("loads")
     entries = [entry for entry in loads if isinstance(entry, dict)] if isinstance(loads, list) else []
-    return [
-        Load(running=running, waiting=waiting, max_running=most if isinstance(most, int) and most > 0 else None)
-        for entry in entries
-        for running, waiting, most in [[entry.get(name) for name in _COUNTS]]
-        if isinstance(running, int) and isinstance(waiting, int)
-    ]
+    found = (_read_load(entry) for entry in entries)
+    return [load for load in found if load is not None]
 
 
-_COUNTS = ("num_running_reqs", "num_waiting_reqs", "max_running_requests")
+def _read_load(entry: dict[str, Any]) -> Load | None:
+    def count(name: str) -> int | None:
+        value = entry.get(name)
+        return value if isinstance(value, int) else None
+
+    running, waiting = count("num_running_reqs"), count("num_waiting_reqs")
+    if running is None or waiting is None:
+        return None
+    used, capacity = count("num_used_tokens"), count("max_total_num_tokens")
+    most = count("max_running_requests")
+    return Load(running=running, waiting=waiting, max_running=most, used=used, capacity=capacity)
 
 
 class Gate:
