@@ -16,6 +16,7 @@ RolloutLakeError
 ├── SessionUnreachable           the session server gave no answer
 ├── CannotRestore                a journaled session does not come out again as it was recorded
 ├── EngineError                  the engine failed, is gone, or answered nonsense
+│   ├── EngineUnreachable        no connection to the engine: it has seen nothing of the request
 │   ├── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
 │   └── EngineFailed             the engine answered 5xx: a repeat may help
 ├── FailedInARow                 max_failed_in_a_row rollouts failed one after another
@@ -121,7 +122,7 @@ class SessionRefused(RolloutLakeError):
     def __init__(
         self, status: int, message: str, *, code: str | None = None, retry: bool = False, engine: bool = False
     ) -> None:
-        """`engine`: the status is the engine's own failure, passed on."""
+        """`engine`: the status is the engine's own, passed on."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -147,6 +148,10 @@ class CannotRestore(RolloutLakeError):
 
 class EngineError(RolloutLakeError):
     """The engine failed, cannot be reached, or answered what its contract forbids; another attempt may help."""
+
+
+class EngineUnreachable(EngineError):
+    """No connection to the engine could be made, so it has begun nothing; the request may go elsewhere, or again."""
 
 
 class EngineRefused(EngineError):

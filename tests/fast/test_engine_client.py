@@ -14,7 +14,7 @@ from aiohttp import web
 from loopback import served
 
 from rollout.engine.client import ROUTING_HEADER, EngineClient
-from rollout.errors import EngineError, EngineRefused
+from rollout.errors import EngineError, EngineRefused, EngineUnreachable
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -29,6 +29,8 @@ class FaultyEngine:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        if request.path in ("/workers", "/v1/loads"):
+            raise web.HTTPNotFound
         self.seen.append((request.path, orjson.loads(body) if body else {}, dict(request.headers)))
         assert request.transport is not None
         self.peers.add(request.transport.get_extra_info("peername"))
@@ -119,9 +121,10 @@ async def test_a_lost_connection_is_an_engine_error() -> None:
         return response
 
     async with engine(half_an_answer) as (_, url):
-        with pytest.raises(EngineError, match="/generate failed"):
+        with pytest.raises(EngineError, match="/generate failed") as lost:
             await _generate(url)
-    with pytest.raises(EngineError, match="/generate failed"):
+    assert not isinstance(lost.value, EngineUnreachable), "it may have begun"
+    with pytest.raises(EngineUnreachable, match="/generate failed"):
         await _generate(url)
 
 
