@@ -251,9 +251,9 @@ class Tito:
         itself are taken off.
         """
         probe: list[Message] = [{"role": "user", "content": _PROBE}]
-        ids, refusal, _ = self._bridge(renderer, prompt_ids, output_ids, probe, None)
-        clean, clean_refusal, _ = self._bridge(renderer, prompt_ids, [close], probe, None)
-        if refusal is None and clean_refusal is None and ids[len(ids) - len(clean) :] == clean:
+        ids, _, _ = self._bridge(renderer, prompt_ids, output_ids, probe, None)
+        clean, _, _ = self._bridge(renderer, prompt_ids, [close], probe, None)
+        if clean and ids[len(ids) - len(clean) :] == clean:
             return ids[: len(ids) - len(clean)]
         return [close]
 
