@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -61,7 +61,7 @@ async def session_server(
     argv += ["--idle-s", str(max(IDLE_S, 2 * config.rollout_timeout_s))]
     argv += ["--enable-thinking"] if config.enable_thinking else []
     try:
-        keeper = _Keeper(argv, log, {TOKEN_VARIABLE: token})
+        keeper = SessionKeeper(argv, log, {TOKEN_VARIABLE: token})
         child = await keeper.start()
         try:
             async with (
@@ -76,42 +76,50 @@ async def session_server(
         await asyncio.to_thread(shutil.rmtree, journal, ignore_errors=True)
 
 
-class _Keeper:
+class SessionKeeper:
     """Keeps one server alive. Everything in one thread: a child is bound to the life of the one that forks it."""
 
-    def __init__(self, argv: list[str], log: Path, environment: dict[str, str]) -> None:
-        self._argv, self._log, self._environment = argv, log, environment
+    def __init__(
+        self, argv: list[str], log: Path, environment: dict[str, str], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`argv` is the server's command without its port; `clock` gives seconds, by which a server's life is told."""
+        self._argv, self._log, self._environment, self._clock = argv, log, environment, clock
         self._child: Child | None = None
         self._started_at = 0.0
 
     async def start(self) -> Child:
-        """Start the server, after the first time on the port that it had."""
+        """Start the server, after the first time on the port that it had.
+
+        Raises:
+            ChildFailed: it did not start.
+            OSError: no process could be had.
+        """
         port = [] if self._child is None else ["--port", str(self._child.facts["port"])]
         child = await process.start([*self._argv, *port], log=self._log, env=self._environment)
-        self._child, self._started_at = child, time.monotonic()
+        self._child, self._started_at = child, self._clock()
         return child
 
     async def watch(self, client: SessionClient) -> None:
-        """Start the server again whenever it has died, until it does so too often in a row; `client` gives up then."""
+        """Start the server again whenever it has died, until it does so too often in a row; `client` is told then."""
         assert self._child is not None
-        restarts = 0
+        deaths = 0
         while True:
             await asyncio.sleep(_WATCH_S)
             if self._child.alive():
                 continue
-            restarts = 1 if time.monotonic() - self._started_at > STEADY_S else restarts + 1
+            deaths = 1 if self._clock() - self._started_at >= STEADY_S else deaths + 1
             code = self._child.process.returncode
-            if restarts > MAX_RESTARTS:
-                log.error("the session server died again (%s), for the last time; see %s", code, self._log)
-                client.patience_s = 0.0
+            if deaths > MAX_RESTARTS:
+                client.give_up(f"it died {deaths} times in a row, the last time with {code}; see {self._log}")
+                log.error("the session server is not started again: it died %d times in a row (%s)", deaths, code)
                 return
             log.warning("the session server died (%s) and is started again from its journal", code)
             await asyncio.to_thread(self._child.stop)
             try:
                 await self.start()
-            except ChildFailed as error:
+            except (ChildFailed, OSError) as error:
                 log.error("%s", error)
-                self._started_at = time.monotonic()  # it did not live: the next try is one more in a row
+                self._started_at = self._clock()  # it did not live: the next try is one more in a row
 
     async def stop(self) -> None:
         if self._child is not None:

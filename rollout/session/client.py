@@ -64,7 +64,8 @@ class SessionClient:
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {driver_token}"} if driver_token else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self.patience_s = patience_s
+        self._patience_s = patience_s
+        self._lost: str | None = None
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> SessionClient:
@@ -79,6 +80,10 @@ class SessionClient:
         if self._http is not None:
             await self._http.close()
             self._http = None
+
+    def give_up(self, reason: str) -> None:
+        """The server is not coming back: be patient no longer, and say `reason` to who asks it."""
+        self._patience_s, self._lost = 0.0, reason
 
     async def open(self, settings: dict[str, Any]) -> OpenedSession:
         """A new session with `settings` (the body of POST /sessions)."""
@@ -136,7 +141,7 @@ class SessionClient:
             status, content = await self._exchange(self._http, method, path, data, headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SessionUnreachable(
-                f"the session server gave no answer to {method} {path}: {describe(error)}"
+                f"the session server gave no answer to {method} {path}: {self._lost or describe(error)}"
             ) from error
         if status >= 300:
             raise _refusal(status, content)
@@ -152,7 +157,7 @@ class SessionClient:
                     return reply.status, await reply.read()
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
                 # Repeating is safe: of these requests only an opening does more the second time, and that expires.
-                if time.monotonic() - began >= self.patience_s:  # which may have ended meanwhile
+                if time.monotonic() - began >= self._patience_s:  # which may have ended meanwhile
                     raise
             await asyncio.sleep(RETRY_S)
 

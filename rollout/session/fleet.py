@@ -52,7 +52,7 @@ def serve_fleet(options: ServerOptions, processes: int, *, announce: Callable[[i
         raise BadConfig(f"--port {options.port}: {processes} processes need ports up to {options.port + processes - 1}")
     bound = bind_range(options.host, options.port, processes)
     try:
-        asyncio.run(_Fleet(options, bound).run(announce))
+        asyncio.run(Fleet(options, bound).run(announce))
     finally:
         for one in bound:
             one.close()
@@ -96,8 +96,14 @@ def _bind(host: str, port: int) -> socket.socket:
     return one
 
 
-class _Fleet:
-    def __init__(self, options: ServerOptions, bound: list[socket.socket]) -> None:
+class Fleet:
+    """The processes of one range, each on its bound socket."""
+
+    def __init__(
+        self, options: ServerOptions, bound: list[socket.socket], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock` gives seconds, by which it is told how often a process dies."""
+        self._clock = clock
         self._first_port = bound[0].getsockname()[1]
         self._options = replace(options, port=self._first_port)
         self._bound = bound
@@ -167,7 +173,7 @@ class _Fleet:
         deaths: deque[float] = deque()
         while True:
             code = await self._running[slot].wait()
-            deaths.append(time.monotonic())
+            deaths.append(self._clock())
             while deaths and deaths[0] < deaths[-1] - RESTART_WINDOW_S:
                 deaths.popleft()
             port = self._first_port + slot

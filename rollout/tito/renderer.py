@@ -48,7 +48,9 @@ class Tito:
             self.template_fields = template_fields(renderer)
             self.thinking_field = thinking_field(self.template_fields)
             self._renderer_of = lru_cache(maxsize=16)(self._build)
-            self.stop_token_ids: list[int] = sorted(self._renderer_of(b"{}", False).get_stop_token_ids())
+            ends = self._renderer_of(b"{}", False).get_stop_token_ids()
+            # An engine is asked to stop at them, and an id that its model does not have may end it.
+            self.stop_token_ids: list[int] = sorted(number for number in ends if number < self.vocabulary)
         except Exception as error:
             raise BadConfig(f"renderer {renderer!r} cannot be used with {tokenizer.name_or_path}: {error}") from error
         self._drops = lru_cache(maxsize=64)(self._probe)
@@ -249,9 +251,9 @@ class Tito:
         itself are taken off.
         """
         probe: list[Message] = [{"role": "user", "content": _PROBE}]
-        ids, refusal, _ = self._bridge(renderer, prompt_ids, output_ids, probe, None)
-        clean, clean_refusal, _ = self._bridge(renderer, prompt_ids, [close], probe, None)
-        if refusal is None and clean_refusal is None and ids[len(ids) - len(clean) :] == clean:
+        ids, _, _ = self._bridge(renderer, prompt_ids, output_ids, probe, None)
+        clean, _, _ = self._bridge(renderer, prompt_ids, [close], probe, None)
+        if clean and ids[len(ids) - len(clean) :] == clean:
             return ids[: len(ids) - len(clean)]
         return [close]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from family_talks import Says, Talk, results
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusing_bridge import without_bridge
+from refusing_bridge import with_stray_bridge, without_bridge
 from strategies import texts
 from vocabulary import qwen3
 
@@ -15,7 +16,8 @@ from rollout.tito.rendered import CannotRender
 
 IM_START, IM_END, END_OF_TEXT, NEWLINE = 151644, 151645, 151643, 198
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+ASSISTANT = {"role": "assistant", "content": "b"}
+TOOLS = [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}]
 
 _new = st.lists(
     st.builds(
@@ -71,20 +73,61 @@ def test_a_full_render_appends_what_the_bridge_could(
     assert (bridged.ids, bridged.open_length) == (rendered.ids, rendered.open_length)
 
 
-def test_g31_exactly_one_newline_between_the_sampled_close_and_the_next_turn() -> None:
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("bridge", [True, False])
+def test_g31_exactly_one_newline_between_the_sampled_close_and_the_next_turn(
+    bridge: bool, version: str, thinking: bool
+) -> None:
+    """The prompt of turn 2 behind a tool call, by the bridge and by a full render, against the template's own text."""
+    tito = qwen3() if bridge else without_bridge(qwen3())
+    talk = Talk(tito, version, enable_thinking=thinking)
+    message = talk.ask(user("look"), says=Says(keys=("a",), reasoning="Hm." if thinking else None), tools=TOOLS)
+    turn = talk.begin(*results(message, "found"), tools=TOOLS)
+    assert (None if bridge else "bridge_refused") == turn.refusal
+    sampled = talk.session.nodes[0].generation.output_ids_O.tolist()
+    n_kept = talk.turns[0].n_prompt + len(sampled)
+    assert (IM_END, IM_END) == (sampled[-1], turn.prompt_ids[n_kept - 1])
+    assert [NEWLINE, IM_START] == turn.prompt_ids[n_kept : n_kept + 2]
+    behind = tito.decode(turn.prompt_ids[n_kept:])
+    assert behind.startswith("\n<|im_start|>user\n<tool_response>\nfound\n</tool_response><|im_end|>\n<|im_start|>assi")
+    talk.commit(turn, [40, IM_END])
+    third = talk.begin(user("more"), tools=TOOLS)
+    n_kept = turn.n_prompt + 2
+    assert [40, IM_END, NEWLINE, IM_START] == third.prompt_ids[n_kept - 2 : n_kept + 2]
+
+
+def test_g31_whatever_is_appended() -> None:
     prompt = qwen3().render([user("hi")], tools=None, thinking=False)
     for new in ([user("more")], [{"role": "assistant", "content": "b"}, user("more")], []):
         extension = extend(prompt.ids, [40, IM_END], new)
         assert [NEWLINE, IM_START] == extension.ids[:2]
 
 
+@pytest.mark.parametrize("faulty", [without_bridge, with_stray_bridge])
+def test_g31_a_turn_that_the_bridge_cannot_close_is_closed_as_the_template_does(faulty: Any) -> None:
+    prompt = qwen3().render([user("hi")], tools=None, thinking=False)
+    history = [user("hi"), {"role": "assistant", "content": "x"}]
+    extension = faulty(qwen3()).extend(
+        prompt.ids, [40], [ASSISTANT, user("x")], tools=None, thinking=False, history=history
+    )
+    assert [IM_END, NEWLINE, IM_START] == extension.ids[:3]
+    assert (
+        qwen3()
+        .decode(extension.ids[2:])
+        .startswith("<|im_start|>assistant\n<think>\n\n</think>\n\nb<|im_end|>\n<|im_s")
+    )
+
+
 @pytest.mark.parametrize(
     ("output", "new", "start", "refusal"),
     [
         ([40], [user("x")], [IM_END, NEWLINE, IM_START], None),
-        ([40], [{"role": "assistant", "content": "b"}, user("x")], [IM_END, NEWLINE, IM_START], "assistant_appended"),
+        ([40], [ASSISTANT, user("x")], [IM_END, NEWLINE, IM_START], "assistant_appended"),
+        ([151667, 40], [ASSISTANT, user("x")], [151668, IM_END, NEWLINE, IM_START], "assistant_appended"),
+        ([], [ASSISTANT, user("x")], [IM_END, NEWLINE, IM_START], "assistant_appended"),
         ([40, END_OF_TEXT], [user("x")], [NEWLINE, IM_START], None),
-        ([40, END_OF_TEXT], [{"role": "assistant", "content": "b"}, user("x")], [IM_START], "assistant_appended"),
+        ([40, END_OF_TEXT], [ASSISTANT, user("x")], [IM_START], "assistant_appended"),
         ([40, IM_END], [], [NEWLINE, IM_START], "nothing_appended"),
         ([151667, 40], [user("x")], [151668, IM_END, NEWLINE, IM_START], None),
         ([151667, 40, IM_END], [user("x")], [NEWLINE, IM_START], "bridge_refused"),
