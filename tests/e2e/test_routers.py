@@ -109,6 +109,24 @@ def test_a_batch_through_a_router_has_the_rows_of_one_straight_at_an_engine(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_sglang_behind_a_router_tells_its_facts_and_hears_aborts(kind: str, sglang_url: str, tmp_path: Path):
+    params = {"max_new_tokens": 1900, "ignore_eos": True}
+    with real_router(kind, [sglang_url], log=tmp_path / "router.log") as url:
+        async with EngineClient(url, timeout_s=120.0) as client:
+            assert (await client.facts("/server_info"))["enable_deterministic_inference"] is True
+            assert (await client.model_info())["model_path"] == str(CHECKPOINT)
+            rid = f"abort-{uuid.uuid4().hex}"
+            body = {"input_ids": PROMPT, "sampling_params": params, "return_logprob": True}
+            asked = asyncio.create_task(client.generate(body, rid=rid, session_id="s"))
+            while not await asyncio.to_thread(_generates, sglang_url):
+                await asyncio.sleep(0.05)
+            await client.abort(rid)
+            reply = await asked
+    assert "abort" == reply["meta_info"]["finish_reason"]["type"]
+    assert 0 < len(reply["output_ids"]) < 1900
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_worker_costs_no_rollout(quick_rollout: Rollout, batch_command: list[str], tmp_path: Path, kind: str):
     made = [asyncio.run(start_embedded(None, log=tmp_path / f"engine-{k}.log")) for k in range(2)]
     try:
@@ -131,5 +149,4 @@ def test_a_killed_worker_costs_no_rollout(quick_rollout: Rollout, batch_command:
 
 def _generates(url: str) -> bool:
     with urllib.request.urlopen(f"{url}/v1/loads", timeout=10) as reply:
-        (load,) = json.load(reply)["loads"]
-    return load["num_running_reqs"] > 0
+        return bool(json.load(reply)["loads"][0]["num_running_reqs"])
