@@ -101,6 +101,7 @@ class Restoring:
             left.steps = self._restored(left)
         began = time.perf_counter()
         try:
+            next(left.steps)
             while time.perf_counter() - began < SLICE_S:
                 next(left.steps)
         except StopIteration as done:
