@@ -81,7 +81,6 @@ def serve(
 
     async def main() -> None:
         server = SessionServer(EngineClient(options.engine), tito, options, events=events)
-        server.restore()
         app = server.app()
         if place is not None:
             server.new_session_id = place.new_session_id
