@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.errors import EngineError, describe
+from rollout.errors import describe
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Gate:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 loads = await self._ask()
-        except (EngineError, TimeoutError) as error:
+        except Exception as error:  # whatever it is: requests must not wait for knowledge that does not come
             log.info("no backpressure for now, the engine does not tell its queue: %s", describe(error))
             return math.inf
         if loads is None:
