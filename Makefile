@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 SGLANG_VENV ?= .venv-sglang
+ROUTER_VENV ?= .venv-router
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN_READY := $(VENV)/.ready-run
@@ -9,12 +10,14 @@ DEV_READY := $(VENV)/.ready-dev
 # SGLang pins its own torch, so it never shares an environment with ours: 2.6 GB, a minute or two.
 PLUGIN := rollout/engine/sglang_cpu_plugin
 SGLANG_READY := $(SGLANG_VENV)/.ready
+ROUTERS := tests/router-requirements.txt
+ROUTER_READY := $(ROUTER_VENV)/.ready
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # Two at a time: most of an end-to-end test is one process. A worker keeps neighbours, and their engine, together.
 PARALLEL := -n 2 --dist worksteal
 
-.PHONY: run test test-full bench lint sglang-cpu
+.PHONY: run test test-full bench lint sglang-cpu routers
 .DEFAULT_GOAL := run
 
 run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine, into ./lake
@@ -23,8 +26,9 @@ run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine,
 test: $(DEV_READY)  ## Fast tests and one short end-to-end test per part
 	$(PYTEST) $(PARALLEL) tests/fast tests/e2e -m "not full"
 
-test-full: $(DEV_READY) $(SGLANG_READY)  ## All the rest: long runs, kills, builds, SGLang on the CPU, benchmarks as a smoke test
-	ROLLOUT_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) $(PARALLEL) tests/fast tests/e2e tests/bench -m full
+test-full: $(DEV_READY) $(SGLANG_READY) $(ROUTER_READY)  ## All the rest: long runs, kills, builds, SGLang on the CPU, routers, benchmarks as a smoke test
+	ROLLOUT_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python \
+	  ROLLOUT_TEST_ROUTER_PYTHON=$(abspath $(ROUTER_VENV))/bin/python $(PYTEST) $(PARALLEL) tests/fast tests/e2e tests/bench -m full
 
 bench: $(DEV_READY)  ## Ratios on this machine; prints them, asserts none
 	BENCH_ROLLOUTS=1024 BENCH_REPEATS=3 $(PYTEST) tests/bench -s
@@ -35,6 +39,8 @@ lint: $(DEV_READY)
 	$(BIN)/mypy
 
 sglang-cpu: $(SGLANG_READY)  ## An environment with SGLang for the CPU, beside ours
+
+routers: $(ROUTER_READY)  ## An environment with the routers that tests start, beside ours
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, try: make PYTHON=python3.12")'
@@ -57,4 +63,11 @@ $(SGLANG_READY): $(wildcard $(PLUGIN)/*.txt $(PLUGIN)/*.toml $(PLUGIN)/src/*/*.p
 	  && $(SGLANG_PIP) --no-deps -r $(PLUGIN)/requirements-nodeps.txt \
 	  && $(SGLANG_PIP) --no-deps --force-reinstall ./$(PLUGIN) \
 	  || { echo "$(SGLANG_VENV) cannot be built: pip's last lines say why; the tests with SGLang need it" >&2; exit 1; }
+	@touch $@
+
+$(ROUTER_READY): $(ROUTERS)
+	@echo "Installing smg and sglang-router into $(ROUTER_VENV) (once, half a minute)"
+	$(PYTHON) -m venv $(ROUTER_VENV)
+	@$(ROUTER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(ROUTERS) \
+	  || { echo "$(ROUTER_VENV) cannot be built: pip's last lines say why; the tests with routers need it" >&2; exit 1; }
 	@touch $@

@@ -122,7 +122,7 @@ class SessionRefused(RolloutLakeError):
     def __init__(
         self, status: int, message: str, *, code: str | None = None, retry: bool = False, engine: bool = False
     ) -> None:
-        """`engine`: the status is the engine's own failure, passed on."""
+        """`engine`: the status is the engine's own, passed on."""
         super().__init__(message)
         self.status = status
         self.message = message

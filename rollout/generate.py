@@ -4,7 +4,7 @@ What went wrong becomes the rows' typed `failure`:
 
 deadline        the agent was still running when `rollout_timeout_s` was over
 agent_timeout   the agent ended with a time-out of its own
-agent_error     the agent raised, or returned what is not JSON
+agent_error     the agent raised, or returned what is not JSON; an engine that refused its request (4xx), too
 agent_exit      the program of the agent `command` ended with an exit code other than 0
 engine_error    the agent raised, ended so or made no turn, and the session's record has a failed engine call
 max_turns       the agent raised or ended so, and the session's record has a turn refused for `max_turns`
@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 ENGINE_STATUSES = ("502", "503", "504")
 """HTTP statuses of a turn that mean: the engine failed or gave nonsense."""
+BUSY_STATUSES = ("408", "429")
+"""An engine's own statuses below 500 that say: not now. Its others refuse the request, whoever is asked."""
 SESSION_STATUS = "500"
 TURNS_STATUS = "429"
 BACKOFF_S = 0.5
@@ -263,7 +265,7 @@ async def _delete(run: RunContext, session_id: str) -> None:
 def _assign(last: Attempted) -> None:
     """Say whose fault a failed or empty attempt was, by the session's record of refused requests."""
     outcome, refused = last.outcome, last.tape.refused if last.tape else {}
-    passed_on = tuple(status for status in refused if status.startswith(ENGINE_PREFIX))
+    passed_on = tuple(status for status in refused if _is_engines_fault(status))
     failure = outcome.failure
     silent = failure is None and not last.collected.samples and outcome.empty_reason != "all_truncated"
     if not silent and (failure is None or failure.type not in ("agent_error", "agent_exit")):
@@ -277,6 +279,12 @@ def _assign(last: Attempted) -> None:
             outcome.failure = Failure(type=kind, message=message)
             last.repeatable = kind == "engine_error"
             return
+
+
+def _is_engines_fault(status: str) -> bool:
+    """Whether it was passed on from the engine and is no refusal of the request itself, which is the agent's fault."""
+    number = status.removeprefix(ENGINE_PREFIX)
+    return number != status and (number >= "500" or number in BUSY_STATUSES)
 
 
 _FAULTS: tuple[tuple[tuple[str, ...], FailureType], ...] = (

@@ -29,7 +29,7 @@ async def check_engine(url: str, prompt: Prompt | None, *, embedded: bool) -> li
     """Everything about the engine at `url`; without a prompt it is only asked what it is."""
     url = url.rstrip("/")
     try:
-        answer = await ask(f"{url}/model_info")
+        answer = await _model_info(url)
     except NoAnswer as error:
         return [fail("engine", f"{error}: start the engine, or correct --engine-url")]
     info = answer.json
@@ -37,7 +37,7 @@ async def check_engine(url: str, prompt: Prompt | None, *, embedded: bool) -> li
         return [
             fail("engine", f"{url}/model_info answers {answer.status} and no facts: give the URL of an SGLang server")
         ]
-    findings = [_describe(url, info), judge_date("the engine's host", answer.date, answer.at)]
+    findings = [_describe(url, info), judge_date("the engine's host", answer.date, answer.at), *await _workers(url)]
     if prompt is None:
         return [*findings, warn("generate", "not tried: without a tokenizer and renderer there is no prompt")]
     context = await _context(url, info)
@@ -56,6 +56,28 @@ async def check_agreement(urls: Sequence[str]) -> Finding:
     return ok("engines", f"all {len(urls)} state the same {', '.join(facts)}")
 
 
+async def _model_info(url: str) -> Answer:
+    answer = await ask(f"{url}/model_info")
+    return answer if answer.status != 404 else await ask(f"{url}/get_model_info")  # as routers call it
+
+
+async def _workers(url: str) -> list[Finding]:
+    """A router's workers, each asked from here: aborts and backpressure go to them, not through the router."""
+    async with EngineClient(url) as client:
+        try:
+            engines = await client.engines()
+        except EngineError as error:
+            return [warn("router", f"{error}: whether this is a router is not known")]
+    if engines == [url]:
+        return []
+    for engine in engines:
+        try:
+            await ask(f"{engine}/health")
+        except NoAnswer as error:
+            return [warn("router", f"{error}: let this machine reach the router's workers: aborts go to them")]
+    return [ok("router", f"{url} is a router before {', '.join(engines)}")]
+
+
 def _describe(url: str, info: dict[str, Any]) -> Finding:
     version = info.get("weight_version")
     weights = "" if version is None else f", weights {version!r}"
@@ -67,9 +89,9 @@ async def _context(url: str, info: dict[str, Any]) -> int | None:
     found = info.get("context_length")
     if found is None:
         try:
-            models: Answer = await ask(f"{url}/v1/models")
-            found = models.json["data"][0]["max_model_len"]
-        except (NoAnswer, LookupError, TypeError):
+            async with EngineClient(url) as client:
+                found = (await client.facts("/v1/models"))["data"][0]["max_model_len"]
+        except (EngineError, LookupError, TypeError):
             return None
     return found if isinstance(found, int) else None
 

@@ -1,38 +1,62 @@
-"""Client of an engine that answers SGLang's `/generate`: the embedded one, a server, or a router."""
+"""Client of an engine that answers SGLang's `/generate`: the embedded one, a server, or a router before several."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-import aiohttp
 import orjson
 
-from rollout.errors import EngineError, EngineFailed, EngineRefused, EngineUnreachable
+from rollout.engine.pressure import Gate, Load, read_loads
+from rollout.engine.retrying import persist
+from rollout.engine.wire import DeadlinePassed, Wire
+from rollout.engine.workers import Workers
+from rollout.errors import EngineError, EngineRefused
+
+log = logging.getLogger(__name__)
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """SGLang's router sends requests with one key to one worker: a session's prefix stays cached there."""
 
-_KEEPALIVE_S = 4.0
-"""Idle connections are dropped before the servers do it (uvicorn: 5 s), which would fail a request."""
+PATIENCE_S = 5.0
+QUEUE_BOUND = 16
 _ADMIN_TIMEOUT_S = 10.0
-_CONNECT_S = 10.0
-"""A host that is gone refuses no connection: it stays silent. An engine at work is not: its kernel accepts."""
 _JSON = {"Content-Type": "application/json"}
+_OTHER_PATHS = {"/model_info": "/get_model_info", "/server_info": "/get_server_info"}
+"""Routers know these facts by their older names alone."""
 
 
 class EngineClient:
-    """One engine, any number of requests at once over reused connections.
+    """One engine, or one router, any number of requests at once over reused connections.
 
     Belongs to one event loop; use it as an async context manager, or close it there.
     """
 
-    def __init__(self, base_url: str, *, timeout_s: float = 600.0) -> None:
-        """`timeout_s`: deadline of one generation, from sending to the last byte of its answer."""
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        timeout_s: float = 600.0,
+        patience_s: float = PATIENCE_S,
+        queue_bound: int = QUEUE_BOUND,
+    ) -> None:
+        """
+        Args:
+            timeout_s: deadline of one generation, from the call to the last byte of its answer.
+            patience_s: how long a generation is tried again while nobody is there to begin it.
+            queue_bound: requests that may wait in the engine; more wait here (rollout.engine.pressure).
+        """
         self.base_url = base_url.rstrip("/")
-        self._timeout_s = timeout_s
-        self._http: aiohttp.ClientSession | None = None
+        self._timeout_s, self._patience_s = timeout_s, patience_s
+        self._wire = Wire()
+        self._workers = Workers(self._wire, self.base_url)
+        self._gate = Gate(self._loads, bound=queue_bound)
+        self._served_as: dict[str, str] = {}
 
     async def __aenter__(self) -> EngineClient:
         return self
@@ -42,8 +66,15 @@ class EngineClient:
     ) -> None:
         await self.close()
 
+    @property
+    def held(self) -> int:
+        """Generations that wait here until the engine's queue has room."""
+        return self._gate.held
+
     async def generate(self, request: dict[str, Any], *, rid: str, session_id: str | None) -> dict[str, Any]:
         """POST `request` with this `rid` to /generate; the engine's answer as it is, doubles bit for bit.
+
+        Sent again only where nothing was begun (rollout.engine.retrying), within the same deadline.
 
         Raises:
             EngineRefused: a 4xx, with its status and body.
@@ -54,20 +85,47 @@ class EngineClient:
         """
         headers = _JSON if session_id is None else {**_JSON, ROUTING_HEADER: session_id}
         body = orjson.dumps({**request, "rid": rid})
+        began = time.monotonic()
         try:
-            return await self._exchange("POST", "/generate", self._timeout_s, data=body, headers=headers)
-        except _DeadlinePassed:
+            await self._gate.enter(self._timeout_s)
+        except TimeoutError as error:
+            raise DeadlinePassed(f"{self.base_url}: its queue had no room for {self._timeout_s:g} s") from error
+
+        async def send(left_s: float) -> dict[str, Any]:
+            return await self._wire.ask("POST", f"{self.base_url}/generate", left_s, data=body, headers=headers)
+
+        try:
+            left_s = self._timeout_s - (time.monotonic() - began)
+            return await persist(send, timeout_s=left_s, patience_s=self._patience_s)
+        except DeadlinePassed:
             with suppress(EngineError):
                 await self.abort(rid)
             raise
+        finally:
+            self._gate.leave()
 
     async def abort(self, rid: str) -> None:
-        """Ask the engine to end a request; fine if it has ended already.
+        """Ask the engine to end a request, a router's every worker; fine if it has ended already.
+
+        SGLang ends every request whose rid begins with this one: rids have one length.
 
         Raises:
-            EngineError: the engine cannot be reached or refuses.
+            EngineError: no engine can be reached, or it refuses.
         """
-        await self._read("POST", "/abort_request", _ADMIN_TIMEOUT_S, data=orjson.dumps({"rid": rid}), headers=_JSON)
+        try:
+            await self._abort_at(self.base_url, rid)
+        except EngineRefused as refused:
+            workers = await self._workers.urls() if refused.status == 404 else []
+            ended = await asyncio.gather(*(self._abort_at(url, rid) for url in workers), return_exceptions=True)
+            if all(isinstance(end, BaseException) for end in ended):  # none, too
+                raise
+            for url, end in zip(workers, ended, strict=True):
+                if isinstance(end, BaseException):
+                    log.info("the worker %s was not told to abort %s: %s", url, rid, end)
+
+    async def _abort_at(self, url: str, rid: str) -> None:
+        body = orjson.dumps({"rid": rid})
+        await self._wire.read("POST", f"{url}/abort_request", _ADMIN_TIMEOUT_S, data=body, headers=_JSON)
 
     async def model_info(self) -> dict[str, Any]:
         """The engine's /model_info.
@@ -80,10 +138,40 @@ class EngineClient:
     async def facts(self, path: str) -> dict[str, Any]:
         """What the engine tells of itself at `path`: /server_info, /v1/models.
 
+        Behind a router the first worker that answers tells it: routers tell of themselves, or less. Where no worker
+        can be asked from here, the router does.
+
         Raises:
             EngineError: as for `generate`.
         """
-        return await self._exchange("GET", path, _ADMIN_TIMEOUT_S)
+        workers: list[str] = []
+        with suppress(EngineError):
+            workers = await self._workers.urls()
+        for url in workers:
+            try:
+                return await self._facts_of(url, path)
+            except EngineError as error:
+                log.info("the worker %s does not tell its %s: %s", url, path, error)
+        return await self._facts_of(self.base_url, path)
+
+    async def _facts_of(self, url: str, path: str) -> dict[str, Any]:
+        other = _OTHER_PATHS.get(path, path)
+        try:
+            return await self._wire.ask("GET", url + self._served_as.get(path, path), _ADMIN_TIMEOUT_S)
+        except EngineRefused as refused:
+            if refused.status != 404 or self._served_as.get(path, path) == other:
+                raise
+            told = await self._wire.ask("GET", url + other, _ADMIN_TIMEOUT_S)
+            self._served_as[path] = other
+            return told
+
+    async def engines(self) -> list[str]:
+        """URLs of the engines themselves: a router's workers, else this one's own.
+
+        Raises:
+            EngineError: as for `generate`.
+        """
+        return await self._workers.urls() or [self.base_url]
 
     async def update_weights(self, path: str, version: str, *, timeout_s: float) -> None:
         """Have the engine load the weights at `path`, as it sees it, and call them `version`.
@@ -93,50 +181,24 @@ class EngineClient:
             EngineError: as for `generate`, or an answer that does not say that it did.
         """
         body = orjson.dumps({"model_path": path, "weight_version": version})
-        said = await self._exchange("POST", "/update_weights_from_disk", timeout_s, data=body, headers=_JSON)
+        url = f"{self.base_url}/update_weights_from_disk"
+        said = await self._wire.ask("POST", url, timeout_s, data=body, headers=_JSON)
         if said.get("success") is not True:
             raise EngineError(f"{self.base_url} did not load {path}: {said.get('message')}")
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        await self._gate.close()
+        await self._wire.close()
 
-    async def _exchange(self, method: str, path: str, timeout_s: float, **kwargs: Any) -> dict[str, Any]:
-        body = await self._read(method, path, timeout_s, **kwargs)
-        try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise EngineError(f"{self.base_url}{path} answered no JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise EngineError(f"{self.base_url}{path} answered {type(value).__name__}, not an object")
-        return value
-
-    async def _read(self, method: str, path: str, timeout_s: float, **kwargs: Any) -> bytes:
-        url, timeout = self.base_url + path, aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
-        try:
-            async with self._session().request(method, url, timeout=timeout, **kwargs) as response:
-                body = await response.read()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineUnreachable(f"{url} failed: {type(error).__name__}: {error}") from error
-        except TimeoutError as error:
-            raise _DeadlinePassed(f"{url} gave no answer within {timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(f"{url} failed: {type(error).__name__}: {error}") from error
-        if 400 <= response.status < 500:
-            raise EngineRefused(response.status, body)
-        if response.status >= 500:
-            raise EngineFailed(response.status, body)
-        if response.status != 200:
-            raise EngineError(f"{url} answered {response.status}: {body[:300].decode(errors='replace')}")
-        return body
-
-    def _session(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
-            self._http = aiohttp.ClientSession(connector=connector)
-        return self._http
-
-
-class _DeadlinePassed(EngineError):
-    """The engine did not answer in time."""
+    async def _loads(self) -> Sequence[Load] | None:
+        """What the engines behind this client have to do; null where one has no /v1/loads."""
+        urls = [f"{url}/v1/loads?include=core" for url in await self.engines()]
+        asked = (self._wire.ask("GET", url, _ADMIN_TIMEOUT_S) for url in urls)
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        if any(isinstance(one, EngineRefused) and one.status == 404 for one in told):
+            return None
+        answers = [one for one in told if not isinstance(one, BaseException)]
+        for error in told if not answers else []:
+            assert isinstance(error, BaseException)
+            raise error
+        return [load for one in answers for load in read_loads(one)]

@@ -1,9 +1,9 @@
 """Several engines that serve the same, used as one: each session has its engine, and another one when that is gone.
 
 A session's engine is the one with the highest hash of session and URL (rendezvous hashing): the same in every
-process and after every restart, so that its prefix cache stays in one place. An engine that refuses connections is
-down: nothing was begun there, so its sessions, and only they, go at once to the next in their own order, until it
-answers again and serves what the others do.
+process and after every restart, so that its prefix cache stays in one place. An engine that refuses connections, or
+a router with no worker, is down: nothing was begun there, so its sessions, and only they, go at once to the next in
+their own order, until it answers again and serves what the others do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from rollout.engine.agreement import read_facts, require_same
 from rollout.engine.client import EngineClient
+from rollout.engine.retrying import unbegun
 from rollout.errors import EngineError, EngineMismatch, EngineUnreachable
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class EnginePool:
         self, urls: Sequence[str], *, timeout_s: float = 600.0, patience_s: float = PATIENCE_S, retry_s: float = RETRY_S
     ) -> None:
         """`timeout_s`: deadline of one generation, from its arrival here to the last byte of its answer."""
-        self._members = [_Member(client=EngineClient(url, timeout_s=timeout_s)) for url in urls]
+        # Their own patience is none: another engine is there at once.
+        self._members = [_Member(client=EngineClient(url, timeout_s=timeout_s, patience_s=0.0)) for url in urls]
         self._timeout_s, self._patience_s, self._retry_s = timeout_s, patience_s, retry_s
         self._holders: dict[str, _Member] = {}
         self._asking, self._asked = asyncio.Lock(), False
@@ -92,6 +94,11 @@ class EnginePool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def held(self) -> int:
+        """Generations that wait here until their engine's queue has room."""
+        return sum(member.client.held for member in self._members)
 
     async def generate(self, request: dict[str, Any], *, rid: str, session_id: str | None) -> dict[str, Any]:
         """As EngineClient.generate, at the session's engine; without a session the request's own.
@@ -109,10 +116,10 @@ class EnginePool:
                     reply = await member.client.generate(request, rid=rid, session_id=session_id)
                 member.note_weights(reply)
                 return reply
-            except EngineUnreachable as error:
-                self._lost(member, error)
-                if asyncio.get_running_loop().time() >= deadline:
+            except EngineError as error:
+                if unbegun(error) != "nobody" or asyncio.get_running_loop().time() >= deadline:
                     raise
+                self._lost(member, error)
 
     @contextmanager
     def _holding(self, rid: str, member: _Member) -> Iterator[None]:

@@ -61,7 +61,7 @@ class Scheduler:
         self._model = model
         self._stop_ids = stop_ids
         self._decode = decode
-        self._max_running = max_running
+        self.max_running = max_running
         self._inbox: deque[Job] = deque()
         self._waiting: list[Job] = []
         self._prefilling: deque[Job] = deque()
@@ -118,7 +118,7 @@ class Scheduler:
         return self._sweep()
 
     def _admit(self) -> None:
-        room = self._max_running - len(self._running) - len(self._prefilling)
+        room = self.max_running - len(self._running) - len(self._prefilling)
         for job in self._waiting[:room]:
             job.cache = self._model.new_cache()
             self._prefilling.append(job)

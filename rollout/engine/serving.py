@@ -217,6 +217,7 @@ class EngineServer:
             "num_running_reqs": running,
             "num_waiting_reqs": waiting,
             "num_used_tokens": self._scheduler.tokens,
+            "max_running_requests": self._scheduler.max_running,
         }
         return _json({"version": __version__, "dp_rank_count": 1, "loads": [load]})
 

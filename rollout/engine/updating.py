@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from itertools import chain
 from typing import Any
 
 from rollout.engine.client import EngineClient
@@ -19,6 +20,8 @@ async def update_engines(
 ) -> None:
     """Have every engine load the weights at `path` and call them `version`; where they are served, nothing happens.
 
+    Behind a router every worker is an engine.
+
     All are asked what they serve before the first one is changed, so that one that is gone changes none.
 
     Args:
@@ -30,7 +33,9 @@ async def update_engines(
         EngineError: one is gone, gave no answer in UPDATE_S seconds, or does not state `version` afterwards.
     """
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(EngineClient(url)) for url in urls]
+        given = [await stack.enter_async_context(EngineClient(url)) for url in urls]
+        engines = await asyncio.gather(*(client.engines() for client in given))
+        clients = [await stack.enter_async_context(EngineClient(url)) for url in dict.fromkeys(chain(*engines))]
         served = await asyncio.gather(*(client.model_info() for client in clients))
         stale = [client for client, info in zip(clients, served, strict=True) if not _has(info, path, version)]
         if stale and say is not None:

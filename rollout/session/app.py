@@ -161,7 +161,11 @@ class SessionServer:
     async def _show_metrics(self, request: web.Request) -> web.Response:
         self._sessions.check_driver(sent_tokens(request))
         running = sum(live.session.running for live in self._sessions.all())
-        gauges = {"sessions_live": len(self._sessions), "generations_running": running}
+        gauges = {
+            "sessions_live": len(self._sessions),
+            "generations_running": running,
+            "generations_held": self._engine.held,
+        }
         return web.Response(text=self._metrics.text(gauges), content_type="text/plain")
 
     async def _list(self, request: web.Request) -> web.Response:

@@ -150,7 +150,7 @@ class Chat:
             self._start(self._tell_abort(rid))  # another task: this one is being cancelled
             raise
         except EngineRefused as error:
-            self._metrics.add("engine_failures_total")
+            self._metrics.add("engine_refusals_total")
             raise _engine_refusal(error) from error
         except EngineFailed as error:
             self._metrics.add("engine_failures_total")
@@ -215,4 +215,4 @@ def _engine_refusal(error: EngineRefused) -> SessionRefused:
         if isinstance(value, dict) and isinstance(value.get("message"), str):
             message = value["message"]
     code = CONTEXT_CODE if "context length" in message else None
-    return SessionRefused(error.status, message, code=code, retry=error.status in (408, 429))
+    return SessionRefused(error.status, message, code=code, retry=error.status in (408, 429), engine=True)

@@ -23,7 +23,8 @@ HELP = {
     "coalesced_total": "Repeats of a request that got the answer of its first.",
     "journal_bytes_total": "Bytes appended to the journal.",
     "journal_failures_total": "What the journal did not take.",
-    "engine_failures_total": "Generations that the engine failed or refused.",
+    "engine_failures_total": "Generations that the engine failed.",
+    "engine_refusals_total": "Generations that the engine refused with a 4xx, which is no failure of its own.",
     "bridge_refusals_total": "Turns for which the renderer's bridge could not be used, by reason.",
     "shadow_decisions_total": "Accepted requests, by what the shadow matcher would have decided.",
     "unreadable_tool_calls_total": "Tool calls whose text stayed in content.",
@@ -34,7 +35,8 @@ HELP = {
     "tito_session_mismatch_total": "Those of them that differ, by type of difference; any counts each once.",
     "tito_session_mismatch_rate": "tito_session_mismatch_total over tito_compared_total.",
     "sessions_live": "Sessions held.",
-    "generations_running": "Generations running.",
+    "generations_running": "Generations running, those held among them.",
+    "generations_held": "Generations that wait here until the engine's queue has room.",
 }
 
 

@@ -85,7 +85,7 @@ class Exchange:
 class Tape:
     """A session as it can be replayed: settings, exchanges by `seq`, and what was refused, by HTTP status.
 
-    An engine's own 5xx that was passed on counts under ENGINE_PREFIX and the status.
+    An engine's own 4xx or 5xx that was passed on counts under ENGINE_PREFIX and the status.
     """
 
     session_id: str

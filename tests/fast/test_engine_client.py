@@ -29,6 +29,8 @@ class FaultyEngine:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        if request.path in ("/workers", "/v1/loads"):
+            raise web.HTTPNotFound
         self.seen.append((request.path, orjson.loads(body) if body else {}, dict(request.headers)))
         assert request.transport is not None
         self.peers.add(request.transport.get_extra_info("peername"))

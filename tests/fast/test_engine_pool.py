@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from aiohttp import web
 from faulty_engine import FaultyHost, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,6 +137,20 @@ async def test_a_refusal_and_a_lost_turn_are_no_reason_to_ask_another_engine() -
             await ask(pool, "second")
         assert not isinstance(lost.value, EngineUnreachable)
         assert 1 == len([rid for host in made for rid in asked(host) if rid == "second"])
+
+
+async def test_a_router_that_has_no_worker_left_is_down_too() -> None:
+    async with hosts() as made, pool_of(made) as pool:
+        await ask(pool, *SESSIONS)
+
+        async def no_worker(request: dict[str, Any]) -> web.Response:
+            return web.json_response({"error": {"code": "no_available_workers"}}, status=503)
+
+        made[0].engine.answer = no_worker
+        for host in made:
+            asked(host)
+        await ask(pool, *SESSIONS)
+        assert set(SESSIONS) == asked(made[1])
 
 
 async def test_the_session_server_may_start_before_its_engines() -> None:

@@ -210,6 +210,21 @@ async def test_the_sessions_record_says_whose_fault_a_refused_turn_was(status, k
     assert (kind, 2, 1) == (failure(result)[0], result.turns, len(fake.sessions))
 
 
+async def test_an_engine_that_refuses_a_request_is_no_outage_and_the_request_is_not_repeated():
+    fake = FaultySessions(script=lambda session, request: "engine_400" if request == 1 else None)
+    begun = time.monotonic()
+    result = await play(fake, asking(5), outages=Outages(notice_s=60.0))
+    kind, message = failure(result)
+    assert ("agent_error", True, 1, 1) == (kind, "fault engine_400" in message, result.turns, len(fake.sessions))
+    assert time.monotonic() - begun < 30
+
+
+async def test_an_engine_that_is_busy_gets_another_attempt():
+    fake = FaultySessions(script=lambda session, request: "engine_429" if session == 0 else None)
+    result = await play(fake, asking(1))
+    assert (None, 1) == (result.outcome.failure, result.outcome.attempt)
+
+
 async def test_a_turn_that_hangs_ends_at_the_rollouts_deadline_and_frees_the_session():
     fake = FaultySessions(script=lambda session, request: 30.0 if request == 1 else None)
     begun = time.monotonic()

@@ -86,6 +86,29 @@ async def test_g24_a_log_prob_that_is_none_is_502_counted_and_not_recorded(stage
     assert "rollout_session_engine_failures_total 1" in metrics.decode().splitlines()
 
 
+async def test_what_the_engine_refuses_is_counted_apart_from_its_failures(stage: Stage) -> None:
+    session, _ = await stage.open()
+    stage.engine.answer = failing(400)
+    assert 400 == (await stage.chat(session, user("hi")))[0]
+    stage.engine.answer = failing(500)
+    assert 500 == (await stage.chat(session, user("hi")))[0]
+    _, metrics, _ = await stage.ask("GET", "/metrics")
+    told = dict(
+        line.removeprefix("rollout_session_").split() for line in metrics.decode().splitlines() if "#" not in line
+    )
+    assert ("1", "1", "0") == tuple(
+        told[name] for name in ("engine_refusals_total", "engine_failures_total", "generations_held")
+    )
+
+
+async def test_no_rid_begins_with_another_for_sglang_aborts_by_prefix(stage: Stage) -> None:
+    session, _ = await stage.open()
+    for _ in range(20):
+        await stage.chat(session, user("hi"))
+    rids = [request["rid"] for request, _ in stage.engine.seen]
+    assert (20, 1) == (len(set(rids)), len({len(rid) for rid in rids}))
+
+
 def test_g26_a_turn_that_ends_inside_a_character_keeps_ids_and_bits(tmp_path: Path) -> None:
     ids = TITO.tokenizer.encode("x\U00013000")[:-1]
     talk = Conversation(TITO, "v2")

@@ -157,7 +157,7 @@ async def test_a_body_that_says_nothing_is_refused(first: Path) -> None:
         try:
             for body in (b"[1]", b"{", b"{}", b'{"model_path": 3}', b'{"model_path": "x", "weight_version": 3}'):
                 with pytest.raises(EngineError, match="400"):
-                    await client._exchange("POST", "/update_weights_from_disk", 5.0, data=body)
+                    await client._wire.ask("POST", f"{url}/update_weights_from_disk", 5.0, data=body)
         finally:
             await client.close()
 
