@@ -9,7 +9,13 @@ import pytest
 from aiohttp import web
 from loopback import served
 
+from rollout.batch.engines import EnginesInUse
+from rollout.batch.model import model_digest
+from rollout.batch.repeats import how_they_repeat
+from rollout.config import make_config
 from rollout.engine.agreement import common_facts, require_same
+from rollout.engine.outages import Outages
+from rollout.engine.supervision import EngineStatus, Status
 from rollout.engine.urls import read_urls
 from rollout.errors import BadConfig, EngineError, EngineMismatch
 from rollout.session.options import ServerOptions, read_options
@@ -33,6 +39,9 @@ def test_what_is_no_list_of_engines_is_refused(text: str, words: str) -> None:
     with pytest.raises(BadConfig) as refused:
         read_urls(text)
     assert words in str(refused.value)
+    with pytest.raises(BadConfig, match=r"^engine_url: ") as refused:
+        make_config(engine="external", engine_url=text)
+    assert words in str(refused.value)
     with pytest.raises(BadConfig) as refused:
         ServerOptions(engine=text, tokenizer=Path("t"))
     assert words in str(refused.value)
@@ -41,6 +50,9 @@ def test_what_is_no_list_of_engines_is_refused(text: str, words: str) -> None:
 def test_urls_keep_their_order_and_lose_their_slash() -> None:
     text = "http://b:1/, https://a ,http://[::1]:30000"
     assert ["http://b:1", "https://a", "http://[::1]:30000"] == read_urls(text)
+    config = make_config(engine="external", engine_url=text)
+    assert ("http://b:1,https://a,http://[::1]:30000", read_urls(text)) == (config.engine_url, config.engine_urls)
+    assert [] == make_config().engine_urls
     assert ["http://127.0.0.1:30000/prefix"] == read_urls("http://127.0.0.1:30000/prefix/")
 
 
@@ -89,3 +101,83 @@ async def test_how_engines_were_started_counts_where_they_say_it() -> None:
             await common_facts([first, silent, second, other])
     with pytest.raises(EngineError, match=f"{first}/model_info failed"):
         await common_facts([first])
+
+
+async def digest(*urls: str, **options: Any) -> str:
+    return await model_digest(make_config(engine="external", engine_url=",".join(urls), **options), Path("unused"))
+
+
+async def test_a_batchs_model_has_one_digest_over_one_engine_and_several() -> None:
+    info = {"model_path": "m", "weight_version": "v"}
+    updating = {"update_weights": "/m", "weight_version": "w"}
+    async with (
+        served(app(info, None)) as first,
+        served(app({**info, "vocab_size": 9}, {"dtype": "float32"})) as second,
+        served(app({**info, "weight_version": "w"}, None)) as other,
+    ):
+        assert await digest(first) == await digest(second, first) == await digest(first, second)
+        with pytest.raises(EngineMismatch, match=f"weight_version is 'v' at {first} and 'w' at {other}"):
+            await digest(first, second, other)
+        assert await digest(first, **updating) == await digest(first, other, **updating), "they will be the same"
+    with pytest.raises(BadConfig, match=f"engine_url {first}: "):
+        await digest(first)
+
+
+async def test_an_adapter_must_be_the_same_one_everywhere() -> None:
+    def told(root: str) -> web.Application:
+        made = app({"model_path": "m"}, None)
+        adapter = {"id": "tuned", "root": root, "parent": "m"}
+
+        async def models(request: web.Request) -> web.Response:
+            return web.json_response({"data": [adapter]})
+
+        made.router.add_get("/v1/models", models)
+        return made
+
+    async with served(told("x")) as first, served(told("x")) as second, served(told("y")) as other:
+        assert await digest(first, lora="tuned") == await digest(first, second, lora="tuned")
+        with pytest.raises(EngineMismatch, match=f"lora is .* at {first} and .* at {other}"):
+            await digest(first, second, other, lora="tuned")
+
+
+async def test_a_batch_repeats_no_better_than_its_weakest_engine() -> None:
+    exact = {"enable_deterministic_inference": True, "disable_radix_cache": True}
+    async with (
+        served(app({}, {**exact, "device": "cuda"})) as gpu,
+        served(app({}, {**exact, "device": "cpu"})) as cpu,
+        served(app({}, {})) as silent,
+    ):
+        assert "always" == await how_they_repeat([gpu], embedded=False)
+        assert "alone" == await how_they_repeat([gpu, cpu, gpu], embedded=False)
+        assert "never" == await how_they_repeat([silent, cpu], embedded=False)
+        assert "always" == await how_they_repeat([silent], embedded=True)
+
+
+async def test_a_batch_goes_on_after_failures_while_one_engine_is_left() -> None:
+    async def facts() -> dict[str, Any]:
+        return {}
+
+    async with served(app({}, None)) as first:
+        async with served(app({}, None)) as second:
+            engines = EnginesInUse([first, second], Outages(notice_s=0.0), facts())
+            await engines.check()
+        await engines.check()
+    with pytest.raises(EngineError) as gone:
+        await engines.check()
+    assert first in str(gone.value) and second in str(gone.value)
+    engines.outages.gave_up("lost too often")
+    with pytest.raises(EngineError, match="lost too often"):
+        await engines.check()
+    await engines.close()
+
+
+def test_engines_of_our_own_are_up_while_one_of_them_is() -> None:
+    engines = [EngineStatus(port=1), EngineStatus(port=2)]
+    status = Status(
+        pid=1, started=1, key="k", model="m", recipe="r", flags=[], flags_hash="h", state="ready", engines=engines
+    )
+    assert not status.up
+    engines[1].up = True
+    assert status.up
+    status.state = "ending"
+    assert not status.up
