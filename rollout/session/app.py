@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from rollout.engine.client import EngineClient
+from rollout.engine.pool import EnginePool
 from rollout.errors import EngineError, SessionRefused, UnknownPart
 from rollout.session.answering import (
     answer,
@@ -47,10 +48,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SessionServer:
-    """The application: sessions in memory, one engine, one model family."""
+    """The application: sessions in memory, one engine or several that serve the same."""
 
     def __init__(
-        self, engine: EngineClient, tito: Tito, options: ServerOptions, *, events: EventLog | None = None
+        self,
+        engine: EngineClient | EnginePool,
+        tito: Tito,
+        options: ServerOptions,
+        *,
+        events: EventLog | None = None,
     ) -> None:
         """
         Raises:
