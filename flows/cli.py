@@ -72,6 +72,7 @@ def run(dry_run: bool, as_json: bool, **options: Any) -> None:
       rollout run --prompts my.jsonl --session-version v1 --reward none
       rollout run --engine sglang --engine-recipe qwen3_8b_h200 --model ./Qwen3-8B
       rollout run --engine external --engine-url http://127.0.0.1:30000 --model ./Qwen3-8B
+      rollout run --engine external --engine-url http://a:30000 --engine-url http://b:30000 --model ./Qwen3-8B
     """
     from flows import launch
 
@@ -198,7 +199,10 @@ def agents(as_json: AsJson = False) -> None:
 @app.command(epilog=ENVIRONMENT)
 def doctor(
     engine_url: Annotated[
-        str | None, typer.Option(help="Engine to look at (SGLang's /generate); without one the embedded is started.")
+        list[str] | None,
+        typer.Option(
+            help="Engine to look at (SGLang's /generate), once for each; without one the embedded is started."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Checkpoint: a directory or s3://bucket/prefix; without one the shipped one.")
@@ -221,7 +225,7 @@ def doctor(
     """
     from flows import diagnose
 
-    if diagnose.diagnose(engine_url=engine_url, model=model, renderer=renderer, lake=lake, as_json=as_json):
+    if diagnose.diagnose(engine_urls=engine_url, model=model, renderer=renderer, lake=lake, as_json=as_json):
         raise typer.Exit(1)
 
 

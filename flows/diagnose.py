@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 
 from flows.server import user_api_url
 from rollout.config import BatchConfig, make_config
@@ -15,13 +16,13 @@ TURN_TOKENS = 32
 """Sampled tokens of the one turn that is tried."""
 
 
-def diagnose(*, engine_url: str | None, model: str | None, renderer: str, lake: str, as_json: bool) -> bool:
+def diagnose(*, engine_urls: Sequence[str] | None, model: str | None, renderer: str, lake: str, as_json: bool) -> bool:
     """Run every check and show what it found; True if one failed.
 
     Raises:
         BadConfig: options that no batch could have.
     """
-    engine = "embedded" if engine_url is None else "external"
+    engine, engine_url = ("external", ",".join(engine_urls)) if engine_urls else ("embedded", None)
     config = make_config(
         engine=engine, engine_url=engine_url, model=model, renderer=renderer, lake=lake, max_new_tokens=TURN_TOKENS
     )

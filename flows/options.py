@@ -14,6 +14,8 @@ from rollout.config import BatchConfig
 
 NONE = "none"
 """What a user types for null where a field may be null."""
+REPEATED = ("engine_url",)
+"""Fields with commas between values whose option may also be given once for each."""
 
 
 def flow_signature() -> inspect.Signature:
@@ -42,7 +44,7 @@ def _cli_parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flags = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag
     default = NONE if field.default is None else field.default
     option = typer.Option(flags, help=field.description, show_default=str(default), metavar=_metavar(field))
-    kind = bool if field.annotation is bool else str
+    kind = bool if field.annotation is bool else list[str] if name in REPEATED else str
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
@@ -59,10 +61,11 @@ def _metavar(field: FieldInfo) -> str | None:
 
 def given_options(values: dict[str, Any]) -> dict[str, Any]:
     """The options that were given, `none` read as null where the field may be null."""
-    return {name: _read(name, value) for name, value in values.items() if value is not None}
+    return {name: _read(name, value) for name, value in values.items() if value is not None and value != []}
 
 
 def _read(name: str, value: Any) -> Any:
     field = BatchConfig.model_fields[name]
     nullable = NoneType in get_args(field.annotation)
+    value = ",".join(value) if name in REPEATED and not isinstance(value, str) else value
     return None if nullable and value == NONE else value

@@ -18,7 +18,7 @@ def _root() -> None:
 
 @session.command()
 def serve(
-    engine: Annotated[str, typer.Option(help="URL of the engine (SGLang's /generate).")],
+    engine: Annotated[list[str], typer.Option(help="URL of an engine (SGLang's /generate); once for each.")],
     tokenizer: Annotated[Path, typer.Option(help="Checkpoint directory with tokenizer.json.")],
     host: Annotated[str, typer.Option(help="Address to bind; not loopback: --driver-token-env too.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port, or the first of several; 0: free ones.")] = 0,
@@ -41,12 +41,16 @@ def serve(
     short way there. GET /sessions lists those of all processes; /metrics and /health are each port's own.
     A process that dies is started again on its port, at most 5 times a minute.
 
+    Of several engines, which must serve the same, each session has its own; one that is gone loses its
+    sessions to the others until it is back.
+
     Without --driver-token-env nobody is asked for a token, and only loopback is served.
 
     \b
     Examples:
       rollout session serve --engine http://127.0.0.1:30000 --tokenizer ./Qwen3-8B --port 8100
       rollout session serve --engine http://127.0.0.1:30000 --tokenizer ./Qwen3-8B --port 8100 --processes 4
+      rollout session serve --engine http://127.0.0.1:30000 --engine http://127.0.0.1:30001 --tokenizer ./Qwen3-8B
       TOKEN=... rollout session serve --engine http://10.0.0.2:30000 --tokenizer ./Qwen3-8B \\
           --host 0.0.0.0 --port 8100 --driver-token-env TOKEN
       curl -X POST http://127.0.0.1:8100/sessions -d '{"version": "v2"}'
@@ -55,7 +59,7 @@ def serve(
     from rollout.session.server import serve as serve_sessions
 
     options = ServerOptions(
-        engine=engine,
+        engine=",".join(engine),
         tokenizer=tokenizer,
         host=host,
         port=port,

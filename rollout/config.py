@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rollout.engine.urls import read_urls
 from rollout.errors import BadConfig
 from rollout.row_sampling import Bounds, parse_bounds, row_sampling
 
@@ -93,7 +94,9 @@ class BatchConfig(BaseModel):
     engine_recipe: str | None = Field(
         None, description="How SGLang is started here: tiny_cpu, qwen3_8b_h200 or qwen3_30b_a3b_h200x8."
     )
-    engine_url: str | None = Field(None, description="URL of an external SGLang server or router.")
+    engine_url: str | None = Field(
+        None, description="URL of an external SGLang server or router, or of several: with commas between them."
+    )
     concurrency: int = Field(16, ge=1, le=4096, description="Rollouts in flight at the engine.")
     shard_size: int = Field(32, ge=1, le=1_000_000, description="Rollouts of one Prefect task; cut between groups.")
     rollout_timeout_s: float = Field(300.0, gt=0, le=86400, description="Deadline of one rollout in seconds.")
@@ -119,6 +122,11 @@ class BatchConfig(BaseModel):
         if value is not None and not BATCH_ID_PATTERN.fullmatch(value):
             raise ValueError(f"{value!r} does not match {BATCH_ID_PATTERN.pattern}")
         return value
+
+    @field_validator("engine_url")
+    @classmethod
+    def _check_engine_url(cls, value: str | None) -> str | None:
+        return None if value is None else ",".join(read_urls(value))
 
     @field_validator("sampling_bounds")
     @classmethod
@@ -148,6 +156,11 @@ class BatchConfig(BaseModel):
         if self.routed_experts and self.engine == "embedded":
             raise ValueError("routed_experts needs SGLang: the embedded engine serves dense models")
         return self
+
+    @property
+    def engine_urls(self) -> list[str]:
+        """Of the external engines, in the order given; none with engines of our own."""
+        return [] if self.engine_url is None else read_urls(self.engine_url)
 
     @property
     def bounds(self) -> Bounds | None:

@@ -6,7 +6,7 @@ RolloutLakeError
 │   ├── BadConfig                a parameter, or a batch id that was planned with another configuration
 │   ├── UnknownPart              agent, reward, picker, finisher or matcher that is not installed
 │   ├── BadCheckpoint            a model directory that cannot be loaded
-│   ├── EngineMismatch           an engine to compare with serves another vocabulary or architecture
+│   ├── EngineMismatch           engines that must serve the same do not
 │   ├── BadLake                  a lake path that is not writable or holds something else
 │   ├── PortInUse                a server cannot bind
 │   ├── NoSGLang                 no Python environment with SGLang is at hand
@@ -93,7 +93,7 @@ class BadCheckpoint(BadInput):
 
 
 class EngineMismatch(BadInput):
-    """The engine to compare with serves another vocabulary or architecture; the batch's ids may end it."""
+    """Engines differ that must not: those of one batch, or one to compare with whose vocabulary is another."""
 
 
 class BadLake(BadInput):

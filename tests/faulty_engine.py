@@ -9,10 +9,12 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from rollout.engine.ports import HeldPort
+
 
 class FaultyEngine:
     """Samples "ok" and the stop token unless `answer` says otherwise. `seen` has each request, `aborted` each rid,
-    `request` is the one being answered.
+    `looks` counts /model_info, `request` is the one being answered.
     """
 
     def __init__(self, ids: list[int]) -> None:
@@ -20,6 +22,7 @@ class FaultyEngine:
         self.answer: Callable[[dict[str, Any]], Awaitable[web.Response | None]] | None = None
         self.seen: list[tuple[dict[str, Any], dict[str, str]]] = []
         self.aborted: list[str] = []
+        self.looks = 0
         self.request: web.Request | None = None
         self.model_info: dict[str, Any] = {"model_path": "faulty", "context_length": 4096}
 
@@ -29,7 +32,7 @@ class FaultyEngine:
             "prompt_tokens": len(request["input_ids"]),
             "completion_tokens": len(self.ids),
             "cached_tokens": 0,
-            "weight_version": "w0",
+            "weight_version": self.model_info.get("weight_version", "w0"),
             "output_token_logprobs": [[-0.5, number, None] for number in self.ids],
             "e2e_latency": 0.001,
         }
@@ -58,6 +61,7 @@ class FaultyEngine:
         return web.json_response({})
 
     async def _info(self, http: web.Request) -> web.Response:
+        self.looks += 1
         return web.json_response(self.model_info)
 
 
@@ -70,3 +74,26 @@ async def wait_until(found: Callable[[], Any], timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not found():
             await asyncio.sleep(0.01)
+
+
+class FaultyHost:
+    """A faulty engine that comes and goes, always on one port."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.engine, self._port = FaultyEngine(ids), HeldPort()
+        self.url = f"http://127.0.0.1:{self._port.port}"
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        self._runner = web.AppRunner(self.engine.app(), handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port.port).start()
+
+    async def stop(self) -> None:
+        """What it has in hand is lost, and who connects is refused."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def close(self) -> None:
+        await self.stop()
+        self._port.close()

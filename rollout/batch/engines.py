@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from rollout import __version__
 from rollout.batch.prepare import Batch
 from rollout.config import BatchConfig
+from rollout.engine.agreement import common_facts
 from rollout.engine.client import EngineClient
 from rollout.engine.embedded import start_embedded
 from rollout.engine.job import EngineJob
@@ -23,6 +25,8 @@ from rollout.engine.updating import update_engines
 from rollout.errors import EngineError
 from rollout.home import state_home
 from rollout.process import ChildFailed
+
+log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -43,6 +47,7 @@ class EnginesInUse:
 
         Raises:
             BadCheckpoint, ChildFailed, EngineError: one did not start, or an external one does not answer.
+            EngineMismatch: they do not serve the same.
         """
         return await asyncio.shield(self._starting)
 
@@ -56,16 +61,20 @@ class EnginesInUse:
         await asyncio.gather(self._starting, return_exceptions=True)
 
     async def check(self) -> None:
-        """Make sure that all of them are there, after failures.
+        """Make sure, after failures, that there is an engine left; with several, one that is gone is named in the log.
 
         Raises:
-            EngineError: one is gone; says why where that is known.
+            EngineError: none is there, or one of our own cannot be kept alive; says why where that is known.
         """
         await self.outages.wait_up(WAIT_UP_S)
         if self.outages.failure is not None:
             raise EngineError(self.outages.failure)
-        for url in self.urls:
-            await _ask(url)
+        answers = await asyncio.gather(*(_ask(url) for url in self.urls), return_exceptions=True)
+        gone = [answer for answer in answers if isinstance(answer, EngineError)]
+        if len(gone) == len(self.urls):
+            raise gone[0] if len(gone) == 1 else EngineError("; ".join(map(str, gone)))
+        for error in gone:
+            log.warning("an engine is gone, the others go on: %s", error)
 
 
 WAIT_UP_S = 60.0
@@ -95,8 +104,8 @@ async def open_engines(batch: Batch, *, logs: Path, say: Say | None = None) -> A
 async def _open(batch: Batch, logs: Path, say: Say | None, stack: AsyncExitStack) -> EnginesInUse:
     config = batch.config
     if config.engine == "external":
-        url = str(config.engine_url)
-        return EnginesInUse([url], Outages(notice_s=0.0), _external_facts([url], config, say))
+        urls = config.engine_urls
+        return EnginesInUse(urls, Outages(notice_s=0.0), _external_facts(urls, config, say))
     if config.engine == "sglang":
         recipe = find_recipe(str(config.engine_recipe))
         job = EngineJob.of(recipe, batch.tokenizer)
@@ -148,27 +157,29 @@ async def _embedded_facts(embedded: _Embedded, config: BatchConfig) -> dict[str,
 async def _external_facts(urls: Sequence[str], config: BatchConfig, say: Say | None) -> dict[str, Any]:
     if config.update_weights is not None:
         await update_engines(urls, config.update_weights, str(config.weight_version), say=say)
-    info = await _ask(urls[0])
-    return engine_facts("sglang", info.get("version"), str(info.get("model_path")), config, deterministic=None)
+    served = await common_facts(urls)
+    return engine_facts("sglang", served.get("version"), str(served.get("model_path")), config, deterministic=None)
 
 
 async def _sglang_facts(lease: EngineLease, recipe: Recipe, batch: Batch) -> dict[str, Any]:
     await lease.ready()
-    version = (await _ask(lease.urls[0], "/server_info")).get("version")
-    model = batch.config.model or "tiny"
-    facts = engine_facts("sglang", version, model, batch.config, deterministic=recipe.deterministic)
+    served, model = await common_facts(lease.urls), batch.config.model or "tiny"
+    facts = engine_facts("sglang", served.get("version"), model, batch.config, deterministic=recipe.deterministic)
     return {**facts, "flags_hash": recipe.flags_hash, "flags": list(recipe.stated)}
 
 
-async def _ask(url: str, path: str = "/model_info") -> dict[str, Any]:
+async def _ask(url: str) -> dict[str, Any]:
     async with EngineClient(url) as client:
-        return await client.facts(path)
+        return await client.model_info()
 
 
 def engine_facts(
     name: str, version: str | None, model: str, config: BatchConfig, *, deterministic: bool | None
 ) -> dict[str, Any]:
-    """The `engine` column of a batch's rows; null is what the engine does not say."""
+    """The `engine` column of a batch's rows; null is what the engine does not say.
+
+    The same for every row, whichever of several engines sampled it: they agree, or the batch does not start.
+    """
     return {
         "name": name,
         "version": version,

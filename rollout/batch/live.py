@@ -20,7 +20,7 @@ from rollout.agents.contract import load_agent
 from rollout.batch.check import ShardCheck
 from rollout.batch.plan import shard_inputs
 from rollout.batch.progress import BatchProgress
-from rollout.batch.repeats import Repeats, how_it_repeats
+from rollout.batch.repeats import Repeats, how_they_repeat
 from rollout.batch.worker import Worker
 from rollout.columns import SCHEMA_VERSION
 from rollout.generate import Attempted, RunContext, repeat_attempt
@@ -144,7 +144,7 @@ def _finished(last: Attempted, original: Outcome) -> Run:
 async def run_live(worker: Worker, checks: Sequence[ShardCheck], progress: BatchProgress) -> pa.Table:
     """Run the batch's chosen rollouts again and judge them; raises as LiveRuns.run."""
     batch = worker.batch
-    repeats = await how_it_repeats(worker.engine_url, embedded=batch.config.engine == "embedded")
+    repeats = await how_they_repeat(worker.engine_urls, embedded=batch.config.engine == "embedded")
     fraction, seed = batch.config.parity_live_fraction, batch.config.seed
     chosen = {k for cut in batch.plan.shards for k in cut.indexes if is_chosen(seed, k, fraction)}
     progress.live, progress.live_done = len(chosen), 0

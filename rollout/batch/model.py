@@ -7,10 +7,12 @@ import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rollout.batch.served import check_recipe, check_served
 from rollout.columns import blake2b_256
 from rollout.config import BatchConfig
+from rollout.engine.agreement import LOADED, read_facts, require_same
 from rollout.engine.checkpoint import read_checkpoint
 from rollout.engine.client import EngineClient
 from rollout.engine.tiny import CHECKPOINT
@@ -76,23 +78,43 @@ async def model_digest(config: BatchConfig, directory: Path) -> str:
 
     Raises:
         BadCheckpoint: the directory cannot be loaded.
-        BadConfig: the external engine does not answer, or not serve what the batch wants of it.
+        BadConfig: an external engine does not answer, or not serve what the batch wants of it.
+        EngineMismatch: two of them do not serve the same.
     """
     if config.engine == "embedded":
         return await asyncio.to_thread(checkpoint_digest, directory)
     if config.engine == "sglang":
         check_recipe(config)
         return await asyncio.to_thread(directory_digest, directory)
-    async with EngineClient(str(config.engine_url), timeout_s=10.0) as client:
-        try:
-            info = await client.model_info()
-            adapter = await check_served(client, config)
-        except EngineError as error:
-            raise BadConfig(f"engine_url {config.engine_url}: {error}") from error
+    served, adapter = await _served(config)
     path, version = config.update_weights, config.weight_version
     if path is None:
-        path, version = info.get("model_path"), info.get("weight_version")
+        path, version = served.get("model_path"), served.get("weight_version")
     return blake2b_256(str(path).encode(), str(version).encode(), *adapter).hex()
+
+
+async def _served(config: BatchConfig) -> tuple[dict[str, Any], list[bytes]]:
+    """What the external engines state, all of them the same, and what names the batch's adapter.
+
+    Raises:
+        BadConfig, EngineMismatch: as model_digest.
+    """
+
+    async def ask(url: str) -> tuple[dict[str, Any], list[bytes]]:
+        async with EngineClient(url, timeout_s=10.0) as client:
+            try:
+                return await read_facts(client), await check_served(client, config)
+            except EngineError as error:
+                raise BadConfig(f"engine_url {url}: {error}") from error
+
+    urls = config.engine_urls
+    told = await asyncio.gather(*(ask(url) for url in urls))
+    facts = {
+        url: {**stated, "lora": [part.hex() for part in adapter]}
+        for url, (stated, adapter) in zip(urls, told, strict=True)
+    }
+    require_same(facts, but=LOADED if config.update_weights is not None else ())
+    return {name: value for stated, _ in told for name, value in stated.items()}, told[0][1]
 
 
 def checkpoint_digest(directory: Path) -> str:

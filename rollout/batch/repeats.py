@@ -8,7 +8,8 @@ never    not known to: without deterministic inference, with a radix cache (a ca
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 from rollout.engine.client import EngineClient
 from rollout.errors import EngineError
@@ -16,11 +17,12 @@ from rollout.errors import EngineError
 Repeats = Literal["always", "alone", "never"]
 
 
-async def how_it_repeats(url: str, *, embedded: bool) -> Repeats:
-    """How the engine at `url` repeats itself; `embedded`: it is the batch's own embedded one."""
+async def how_they_repeat(urls: Sequence[str], *, embedded: bool) -> Repeats:
+    """How all engines at `urls` repeat themselves, so the weakest; `embedded`: it is the batch's own embedded one."""
     if embedded:
         return "always"
-    return read_repeats(await server_info(url))
+    found = [read_repeats(await server_info(url)) for url in urls]
+    return max(found, key=get_args(Repeats).index)
 
 
 async def server_info(url: str) -> dict[str, Any]:

@@ -108,9 +108,9 @@ class Worker:
         return result
 
     @property
-    def engine_url(self) -> str:
-        """One of the batch's engines, to be asked what it is."""
-        return self._engines.urls[0]
+    def engine_urls(self) -> list[str]:
+        """The batch's engines, to be asked what they are."""
+        return self._engines.urls
 
     async def check_children(self) -> None:
         """Make sure after failures that engine and session server are there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -11,9 +12,10 @@ from rollout.doctor.asking import Answer, NoAnswer, ask
 from rollout.doctor.clock import judge_date
 from rollout.doctor.finding import Finding, fail, ok, warn
 from rollout.doctor.tokens import Prompt
+from rollout.engine.agreement import common_facts
 from rollout.engine.client import EngineClient
 from rollout.engine.generation import Generation, read_generation
-from rollout.errors import EngineError, EngineRefused
+from rollout.errors import EngineError, EngineMismatch, EngineRefused
 
 SEED = 20261202
 NEW_TOKENS = 16
@@ -43,6 +45,15 @@ async def check_engine(url: str, prompt: Prompt | None, *, embedded: bool) -> li
     if any(finding.state == "fail" for finding in findings):
         return [*findings, warn("generate", "not tried: the ids of this tokenizer may not be this engine's")]
     return [*findings, *await _check_generations(url, prompt, embedded=embedded)]
+
+
+async def check_agreement(urls: Sequence[str]) -> Finding:
+    """Whether engines that are to share sessions serve the same."""
+    try:
+        facts = await common_facts(urls)
+    except (EngineError, EngineMismatch) as error:
+        return fail("engines", f"{error}: start them alike, or leave one out")
+    return ok("engines", f"all {len(urls)} state the same {', '.join(facts)}")
 
 
 async def _model_info(url: str) -> Answer:

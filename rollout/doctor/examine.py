@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rollout.batch.model import fetched_directory
 from rollout.config import BatchConfig
-from rollout.doctor.engine import check_engine
+from rollout.doctor.engine import check_agreement, check_engine
 from rollout.doctor.finding import Finding, fail, ok, warn
 from rollout.doctor.lake import check_lake
 from rollout.doctor.orchestrator import check_prefect
@@ -53,26 +54,40 @@ async def examine(
 
 
 async def _check_servers(config: BatchConfig, directory: Path, prompt: Prompt | None, logs: Path) -> list[Finding]:
-    """The engine, and a session server in front of it."""
+    """The engines, and a session server in front of them."""
     if config.engine_url is not None:
-        return [*_own_tokenizer(config), *await _check_engine(config.engine_url, config, directory, prompt, logs)]
+        return [*_own_tokenizer(config), *await _check_engines(config.engine_urls, config, directory, prompt, logs)]
     try:
         child = await start_embedded(directory, log=logs / "engine.log")
     except RolloutLakeError as error:
         return [fail("engine", f"the embedded engine does not start: {error}")]
     try:
-        return [_started(child), *await _check_engine(child.url, config, directory, prompt, logs)]
+        return [_started(child), *await _check_engines([child.url], config, directory, prompt, logs)]
     finally:
         await asyncio.to_thread(child.stop)
 
 
-async def _check_engine(
-    url: str, config: BatchConfig, directory: Path, prompt: Prompt | None, logs: Path
+async def _check_engines(
+    urls: Sequence[str], config: BatchConfig, directory: Path, prompt: Prompt | None, logs: Path
 ) -> list[Finding]:
-    findings = await check_engine(url, prompt, embedded=config.engine_url is None)
-    if prompt is None or any(finding.state == "fail" for finding in findings):
+    findings = []
+    for url in urls:
+        found = await check_engine(url, prompt, embedded=config.engine_url is None)
+        findings += found if len(urls) == 1 else [_named(finding, url) for finding in found]
+    if len(urls) > 1 and not _failed(findings):
+        findings.append(await check_agreement(urls))
+    if prompt is None or _failed(findings):
         return [*findings, warn("sessions", "not tried: they need an engine, tokenizer and renderer that are in order")]
-    return [*findings, await check_sessions(url, directory, config, logs / "session.log")]
+    return [*findings, await check_sessions(urls, directory, config, logs / "session.log")]
+
+
+def _failed(findings: Sequence[Finding]) -> bool:
+    return any(finding.state == "fail" for finding in findings)
+
+
+def _named(finding: Finding, url: str) -> Finding:
+    """What was found at one of several engines, with its URL."""
+    return finding if url in finding.detail else replace(finding, detail=f"{url}: {finding.detail}")
 
 
 def _started(child: Child) -> Finding:

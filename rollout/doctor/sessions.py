@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
@@ -15,14 +16,14 @@ from rollout.errors import RolloutLakeError, SessionRefused, SessionUnreachable
 from rollout.session.client import OpenedSession
 
 
-async def check_sessions(engine_url: str, tokenizer: Path, config: BatchConfig, log: Path) -> Finding:
+async def check_sessions(engines: str | Sequence[str], tokenizer: Path, config: BatchConfig, log: Path) -> Finding:
     """Start one as a worker does, open a session with a batch's settings, play one turn, and end it all."""
     from rollout.batch.sessions import session_server  # these two import much
     from rollout.generate import session_settings
 
     started = time.monotonic()
     try:
-        async with session_server(engine_url, tokenizer, config, log=log) as sessions:
+        async with session_server(engines, tokenizer, config, log=log) as sessions:
             opened = await sessions.open(session_settings(config, 0, 0))
             finish = await _play_turn(opened)
             await sessions.delete(opened.session_id)

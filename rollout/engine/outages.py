@@ -11,7 +11,7 @@ _POLL_S = 0.05
 class Outages:
     """One per worker, told by whoever supervises its engine.
 
-    `count` is the number of times that the engine, or one of several, was lost; `up` whether all are there;
+    `count` is the number of times that the engine, or one of several, was lost; `up` whether one is there;
     `failure` says why it will not come back. `notice_s`: seconds after which a loss has been noticed.
     """
 

@@ -54,10 +54,11 @@ def tiny_cpu() -> Recipe:
     would depend on what the engine had served before, or on whether it was started again. One thread,
     for two reasons: their number moves the last bits, and several that wait for each other on cores
     that others use too are ten times slower. Nothing is compiled: that takes half a minute at the first
-    seeded turn, and gives the same bits.
+    seeded turn, and gives the same bits. Without work it sleeps, until a request wakes it: it would take
+    one of the two cores all the time.
     """
     flags = "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 32768"
-    flags += f" --max-running-requests 32 --random-seed 0 {DETERMINISTIC} --disable-radix-cache"
+    flags += f" --max-running-requests 32 --random-seed 0 {DETERMINISTIC} --disable-radix-cache --sleep-on-idle"
     environment = {
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",

@@ -71,7 +71,8 @@ class Status:
 
     @property
     def up(self) -> bool:
-        return self.state == "ready" and all(engine.up for engine in self.engines)
+        """Whether there is an engine to use: one that is being started again is stood in for by the others."""
+        return self.state == "ready" and any(engine.up for engine in self.engines)
 
 
 class SupervisionFolder:

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from rollout.engine.client import EngineClient
+from rollout.engine.pool import EnginePool
 from rollout.errors import EngineError, SessionRefused, UnknownPart
 from rollout.session.answering import (
     answer,
@@ -31,6 +32,7 @@ from rollout.session.live import LiveSession, LiveSessions, new_key, new_session
 from rollout.session.metrics import Metrics
 from rollout.session.opening import NOT_ROUTED, read_settings
 from rollout.session.options import ServerOptions
+from rollout.session.restoring import Restoring
 from rollout.session.session import open_session
 from rollout.session.settings import SessionSettings
 from rollout.session.tape import ENGINE_PREFIX, tape_to_table
@@ -46,10 +48,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SessionServer:
-    """The application: sessions in memory, one engine, one model family."""
+    """The application: sessions in memory, one engine or several that serve the same."""
 
     def __init__(
-        self, engine: EngineClient, tito: Tito, options: ServerOptions, *, events: EventLog | None = None
+        self,
+        engine: EngineClient | EnginePool,
+        tito: Tito,
+        options: ServerOptions,
+        *,
+        events: EventLog | None = None,
     ) -> None:
         """
         Raises:
@@ -64,27 +71,21 @@ class SessionServer:
         self._metrics = Metrics()
         self._events = events or EventLog(options.log_format)
         journal = None if options.journal is None else Journal(options.journal)
-        self._keeping = Keeping(journal, self._sessions, self._metrics, self._events)
+        self._journaled = journal is not None
+        self._keeping = Keeping(journal, self._sessions, self._metrics)
+        self._restoring = Restoring(self._keeping, self._sessions, tito, metrics=self._metrics, events=self._events)
         self._chat = Chat(engine, self._metrics, tito.vocabulary, events=self._events, used=self._sessions.use)
         self._instance = uuid.uuid4().hex
         self.new_session_id = new_session_id
         self._model: dict[str, Any] | None = None
         self._endpoints = Endpoints(
-            self._sessions,
+            self._restoring.for_client,
             self._chat,
             tito,
             model_name=self._model_name,
             count_refusal=self._count_refusal,
             keepalive_s=options.keepalive_s,
         )
-
-    def restore(self) -> None:
-        """Serve the sessions in the journal again; before the port is bound, so that no client finds one missing.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
-        self._keeping.restore(self._tito)
 
     def app(self) -> web.Application:
         """The routes; unserved paths are 404, nothing is passed on to the engine's own."""
@@ -107,9 +108,13 @@ class SessionServer:
         return app
 
     async def _running(self, app: web.Application) -> AsyncIterator[None]:
-        expiry = asyncio.create_task(self._expire())
+        self._restoring.find()  # before the port is bound, so that no client finds a session missing
+        tasks = [asyncio.create_task(self._restoring.restore()), asyncio.create_task(self._expire())]
         yield
-        expiry.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self._restoring.stop()
         await self._chat.close()
         await self._engine.close()
         self._keeping.close()
@@ -117,10 +122,9 @@ class SessionServer:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(max(0.0, self._sessions.next_due_s()))
-            for live in self._sessions.expire():
+            for gone in self._sessions.expire():
                 self._metrics.add("sessions_expired_total")
-                turns = len(live.session.nodes)
-                self._events.write("expired", session_id=live.session.session_id, turns=turns)
+                self._events.write("expired", session_id=gone.session_id, turns=gone.turns)
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -146,17 +150,19 @@ class SessionServer:
         if live is not None:
             self._keeping.count_refusal(live, f"{ENGINE_PREFIX}{status}" if refusal.engine else str(status))
 
-    def _driver(self, request: web.Request) -> LiveSession:
-        return self._sessions.for_driver(request.match_info["session_id"], sent_tokens(request))
+    async def _driver(self, request: web.Request) -> LiveSession:
+        return await self._restoring.for_driver(request.match_info["session_id"], sent_tokens(request))
 
     async def _health(self, request: web.Request) -> web.Response:
-        return answer({"status": "ok", "session_server_instance_id": self._instance})
+        health = {"status": "ok", "session_server_instance_id": self._instance}
+        return answer({**health, "restoring": len(self._sessions.left)} if self._journaled else health)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         self._sessions.check_driver(sent_tokens(request))
         running = sum(live.session.running for live in self._sessions.all())
         gauges = {
             "sessions_live": len(self._sessions),
+            "sessions_restoring": len(self._sessions.left),
             "generations_running": running,
             "generations_held": self._engine.held,
         }
@@ -184,7 +190,7 @@ class SessionServer:
         return answer({"session_id": session.session_id, "session_key": opened.key})
 
     async def _show(self, request: web.Request) -> web.Response:
-        session = self._driver(request).session
+        session = (await self._driver(request)).session
         return answer(
             {
                 "session_id": session.session_id,
@@ -194,18 +200,18 @@ class SessionServer:
         )
 
     async def _delete(self, request: web.Request) -> web.Response:
-        live = self._driver(request)
-        self._sessions.remove(live)
-        self._events.write("deleted", session_id=live.session.session_id, turns=len(live.session.nodes))
+        held = self._sessions.to_delete(request.match_info["session_id"], sent_tokens(request))
+        self._sessions.remove(held)
+        self._events.write("deleted", session_id=held.session_id, turns=held.turns)
         self._metrics.add("sessions_deleted_total")
         return web.Response(status=204)
 
     async def _tape(self, request: web.Request) -> web.Response:
-        live = self._driver(request)
+        live = await self._driver(request)
         return answer_arrow(tape_to_table(live.session.tape(refused=dict(live.refused))))
 
     async def _samples(self, request: web.Request) -> web.Response:
-        live = self._driver(request)
+        live = await self._driver(request)
         max_seq_len, metadata = read_samples_body(await read_body(request))
         live.check_open()
         reply = live.session.samples(max_seq_len=max_seq_len, metadata=metadata)

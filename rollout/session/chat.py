@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """What a chat needs of rollout.engine.client.EngineClient."""
+    """What a chat needs of an EngineClient or EnginePool."""
 
     async def generate(self, request: dict[str, Any], *, rid: str, session_id: str | None) -> dict[str, Any]: ...
 

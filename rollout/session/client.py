@@ -53,7 +53,8 @@ class CollectedSamples:
 class SessionClient:
     """Requests with the driver's right to the session server at `base_url`.
 
-    All methods raise SessionRefused for an answer outside 2xx and SessionUnreachable for none.
+    All methods raise SessionRefused for an answer outside 2xx and SessionUnreachable for none, or for
+    one of a range of servers that says that the session's own is down.
     Belongs to one event loop; use it as an async context manager.
     """
 
@@ -154,7 +155,11 @@ class SessionClient:
         while True:
             try:
                 async with http.request(method, self.base_url + path, data=data, headers=headers) as reply:
-                    return reply.status, await reply.read()
+                    content = await reply.read()
+                if reply.status != 503 or reply.headers.get("x-should-retry") == "false":
+                    return reply.status, content
+                # One of several processes is down, and the one that was asked says so.
+                raise aiohttp.ClientConnectionError(_refusal(reply.status, content).message)
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
                 # Repeating is safe: of these requests only an opening does more the second time, and that expires.
                 if time.monotonic() - began >= self._patience_s:  # which may have ended meanwhile

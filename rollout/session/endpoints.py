@@ -7,7 +7,7 @@ status. A stream that has begun ends with an error event instead, never like a w
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from rollout.session.anthropic import chat_body, to_message
 from rollout.session.chat import Chat
 from rollout.session.coalescing import Running, Sent
 from rollout.session.incoming import drop_parsed_arguments, read_body, sent_tokens
-from rollout.session.live import LiveSession, LiveSessions
+from rollout.session.live import LiveSession
 from rollout.session.sse import EventStream
 from rollout.session.streaming import chat_events, event, message_events
 from rollout.tito.renderer import Tito
@@ -39,7 +39,7 @@ class Endpoints:
 
     def __init__(
         self,
-        sessions: LiveSessions,
+        session_of: Callable[[str, Sequence[str]], Awaitable[LiveSession]],
         chat: Chat,
         tito: Tito,
         *,
@@ -47,7 +47,8 @@ class Endpoints:
         count_refusal: Callable[[web.Request, SessionRefused], None],
         keepalive_s: float,
     ) -> None:
-        self._sessions = sessions
+        """`session_of` gives the session of an id to who sent one of its tokens, as LiveSessions.for_client does."""
+        self._session_of = session_of
         self._chat = chat
         self._can_think = tito.thinking_field is not None
         self._model_name = model_name
@@ -63,13 +64,13 @@ class Endpoints:
             web.route("*", f"{prefix}/responses", self._responses),
         ]
 
-    def _client(self, request: web.Request) -> LiveSession:
-        live = self._sessions.for_client(request.match_info["session_id"], sent_tokens(request))
+    async def _client(self, request: web.Request) -> LiveSession:
+        live = await self._session_of(request.match_info["session_id"], sent_tokens(request))
         request[LIVE] = live
         return live
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        live = self._client(request)
+        live = await self._client(request)
         body = await read_body(request)
         if b"parsed_arguments" in await request.read():  # read before, and kept: this only looks at it
             drop_parsed_arguments(body)
@@ -80,7 +81,7 @@ class Endpoints:
         return answer(await self._chat.finish(live, running))
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
-        live = self._client(request)
+        live = await self._client(request)
         body = chat_body(await read_body(request, exact=True), can_think=self._can_think)
         running = self._chat.begin(live, body, await _sent(request))
         if running.turn.request.stream:
@@ -88,7 +89,7 @@ class Endpoints:
         return answer(to_message(await self._chat.finish(live, running)))
 
     async def _count(self, request: web.Request) -> web.Response:
-        live = self._client(request)
+        live = await self._client(request)
         body = chat_body(await read_body(request, exact=True), can_think=self._can_think)
         return answer({"input_tokens": self._chat.count(live, body)})
 
@@ -119,7 +120,7 @@ class Endpoints:
         return await stream.finish([event(body, "error" if anthropic else None)])
 
     async def _models(self, request: web.Request) -> web.Response:
-        self._client(request)
+        await self._client(request)
         name = await self._model_name()
         if speaks_anthropic(request):
             model = {"type": "model", "id": name, "display_name": name, "created_at": _EPOCH}

@@ -19,9 +19,11 @@ import fcntl
 import logging
 import os
 from collections import Counter
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ import pyarrow as pa
 
 from rollout.errors import BadConfig, CannotRestore, SessionRefused
 from rollout.frames import Payload, read_frames, write_frame
-from rollout.session.tape import Tape, session_row, table_to_tape
+from rollout.session.tape import Tape, rows_to_tape, session_row
 from rollout.tape_columns import TAPE_SCHEMA
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ _LOCK = "lock"
 _ROW = pa.struct(list(TAPE_SCHEMA))
 _JSON = b"{"
 """How a frame begins that is no row."""
+_OTHER_RELEASE = "another release of this server wrote its file"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,8 +107,8 @@ class SessionJournal:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Left:
-    """A session as an earlier server left it: what it was opened with, its tape, and its file to go on with."""
+class Journaled:
+    """A session as its file has it: what it was opened with, its tape, and its file to go on with."""
 
     opened: Opened
     tape: Tape
@@ -158,8 +161,25 @@ class Journal:
         return sorted(self.folder.glob(f"*{_SUFFIX}"))
 
 
-def read_left(path: Path) -> Left | None:
-    """The session of a journal's file, which is cut behind its last good frame.
+def read_opened(path: Path) -> Opened | None:
+    """What the session of a journal's file was opened with; the rest is not looked at.
+
+    A file that breaks off even before that is removed, and gives None.
+
+    Raises:
+        CannotRestore: another release wrote it; the file stays as it is.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        first = next(read_frames(file), None)
+    if first is None:
+        path.unlink()
+        return None
+    return _opened(first[0])
+
+
+def read_left(path: Path) -> Generator[None, None, Journaled | None]:
+    """In steps, a frame each: the session of a journal's file, which is cut behind its last good frame.
 
     One that breaks off before its session was told to anybody is removed, and gives None.
 
@@ -168,28 +188,25 @@ def read_left(path: Path) -> Left | None:
         OSError: it cannot be read.
     """
     with path.open("r+b") as file:
-        frames = list(read_frames(file))
-        if len(frames) < 3:
+        frames = read_frames(file)
+        head = list(islice(frames, 3))
+        if len(head) < 3:
             path.unlink()
             return None
-        opened = orjson.loads(frames[0][0])
-        if opened["journal"] != FORMAT or frames[1][0] != _schema():
-            raise CannotRestore("another release of this server wrote its file")
-        _, end, digest = frames[-1]
+        opened, rows, refused = _opened(head[0][0]), list[dict[str, Any]](), Counter[str]()
+        if head[1][0] != _schema():
+            raise CannotRestore(_OTHER_RELEASE)
+        for frame in chain(head[2:], frames):
+            payload, end, digest = frame
+            if payload.startswith(_JSON):
+                refused[orjson.loads(payload)["refused"]] += 1
+            else:
+                rows += _unpacked(payload)
+            yield
         file.truncate(end)
-    payloads = [payload for payload, _, _ in frames[2:]]
-    rows = [pa.ipc.read_record_batch(pa.py_buffer(one), TAPE_SCHEMA) for one in payloads if not one.startswith(_JSON)]
-    tape, _ = table_to_tape(pa.Table.from_batches(rows, TAPE_SCHEMA))
-    tape.refused = dict(Counter(orjson.loads(one)["refused"] for one in payloads if one.startswith(_JSON)))
-    return Left(
-        opened=Opened(
-            key=opened["key"],
-            opened_at=datetime.fromisoformat(opened["opened_at"]),
-            context_length=opened["context_length"],
-        ),
-        tape=tape,
-        journal=SessionJournal(path, end, digest),
-    )
+    tape, _ = rows_to_tape(rows)
+    tape.refused = dict(refused)
+    return Journaled(opened=opened, tape=tape, journal=SessionJournal(path, end, digest))
 
 
 def remove_left(parent: Path, prefix: str) -> None:
@@ -220,6 +237,14 @@ def _opened_json(opened: Opened) -> bytes:
     return orjson.dumps({"journal": FORMAT, **facts})
 
 
+def _opened(payload: bytes) -> Opened:
+    facts = orjson.loads(payload)
+    if facts["journal"] != FORMAT:
+        raise CannotRestore(_OTHER_RELEASE)
+    opened_at = datetime.fromisoformat(facts["opened_at"])
+    return Opened(key=facts["key"], opened_at=opened_at, context_length=facts["context_length"])
+
+
 def _schema() -> bytes:
     schema: bytes = TAPE_SCHEMA.serialize().to_pybytes()
     return schema
@@ -228,3 +253,9 @@ def _schema() -> bytes:
 def _packed(row: dict[str, Any]) -> memoryview:
     """One row of TAPE_SCHEMA as an Arrow message. By way of a struct: three times as fast as column by column."""
     return memoryview(pa.RecordBatch.from_struct_array(pa.array([row], _ROW)).serialize())
+
+
+def _unpacked(message: bytes) -> list[dict[str, Any]]:
+    """The rows of an Arrow message."""
+    rows: list[dict[str, Any]] = pa.ipc.read_record_batch(pa.py_buffer(message), TAPE_SCHEMA).to_pylist()
+    return rows

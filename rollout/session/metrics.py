@@ -34,7 +34,8 @@ HELP = {
     "tito_compared_total": "Sessions compared with their template when their samples were taken.",
     "tito_session_mismatch_total": "Those of them that differ, by type of difference; any counts each once.",
     "tito_session_mismatch_rate": "tito_session_mismatch_total over tito_compared_total.",
-    "sessions_live": "Sessions held.",
+    "sessions_live": "Sessions held in memory.",
+    "sessions_restoring": "Sessions that are still in the journal of an earlier process only.",
     "generations_running": "Generations running, those held among them.",
     "generations_held": "Generations that wait here until the engine's queue has room.",
 }

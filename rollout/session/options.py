@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rollout.engine.urls import read_urls
 from rollout.errors import BadConfig
 from rollout.session.matching import find_matcher
 
@@ -27,7 +28,7 @@ IDLE_S = 3600.0
 class ServerOptions:
     """A session server's options, checked.
 
-    engine         URL of what answers /generate
+    engine         URL of what answers /generate, or those of several with commas between them
     tokenizer      checkpoint directory with tokenizer.json
     driver_token   None checks nothing and binds loopback only
     shadow_matcher a matcher that is asked beside a session's own and only counted; None asks none
@@ -38,7 +39,7 @@ class ServerOptions:
     log_format     of the events on stderr; auto: text on a terminal, else JSON
 
     Raises:
-        BadConfig: an option out of bounds, or another host than loopback without a driver's token.
+        BadConfig: an option out of bounds, another host than loopback without a driver's token, or no engine's URL.
         UnknownPart: a shadow matcher that is not installed.
     """
 
@@ -68,6 +69,12 @@ class ServerOptions:
             raise BadConfig(f"log_format {self.log_format}: want auto, json or text")
         if self.shadow_matcher is not None:
             find_matcher(self.shadow_matcher)
+        read_urls(self.engine)
+
+    @property
+    def engines(self) -> list[str]:
+        """Their URLs, in the order given."""
+        return read_urls(self.engine)
 
 
 def read_options(argv: Sequence[str] | None, *, about: str | None) -> ServerOptions:
@@ -77,7 +84,9 @@ def read_options(argv: Sequence[str] | None, *, about: str | None) -> ServerOpti
         BadConfig: as ServerOptions; or the environment lacks the driver's token.
     """
     parser = argparse.ArgumentParser(prog="rollout.session.server", description=about)
-    parser.add_argument("--engine", required=True, help="URL of the engine (SGLang's /generate)")
+    parser.add_argument(
+        "--engine", required=True, action="append", help="URL of an engine (SGLang's /generate); once for each"
+    )
     parser.add_argument("--tokenizer", required=True, type=Path, help="checkpoint directory with tokenizer.json")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free port, told in the ready line")
@@ -91,8 +100,8 @@ def read_options(argv: Sequence[str] | None, *, about: str | None) -> ServerOpti
     parser.add_argument("--log-format", default="auto", help="auto (text on a terminal, else json), json or text")
     parser.add_argument("--driver-token-env", help="name of the environment variable with the driver's token")
     given = vars(parser.parse_args(argv))
-    token = read_token(given.pop("driver_token_env"))
-    return ServerOptions(**given, driver_token=token)
+    token, engine = read_token(given.pop("driver_token_env")), ",".join(given.pop("engine"))
+    return ServerOptions(**given, engine=engine, driver_token=token)
 
 
 def read_token(variable: str | None) -> str | None:

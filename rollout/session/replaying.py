@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from datetime import UTC
 from typing import cast
 
@@ -29,8 +30,8 @@ def recorded_generation(exchange: Exchange, n_prompt: int) -> Generation:
     )
 
 
-def restore_session(tape: Tape, tito: Tito, *, context_length: int | None) -> Session:
-    """The session that recorded `tape`, in the very state that it had then.
+def restore_session(tape: Tape, tito: Tito, *, context_length: int | None) -> Generator[None, None, Session]:
+    """In steps, an exchange each: the session that recorded `tape`, in the very state that it had then.
 
     Args:
         context_length: as the session was opened with.
@@ -50,6 +51,7 @@ def restore_session(tape: Tape, tito: Tito, *, context_length: int | None) -> Se
             _commit(session, client, exchange)
         except SessionRefused as refusal:
             raise CannotRestore(f"exchange {exchange.seq} is refused with {refusal.status}") from refusal
+        yield
     return session
 
 

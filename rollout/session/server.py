@@ -1,6 +1,6 @@
 """The session server as a process: one conversation per session, sessions in memory.
 
-python -m rollout.session.server --engine URL --tokenizer DIR [--port N] ...
+python -m rollout.session.server --engine URL [--engine URL ...] --tokenizer DIR [--port N] ...
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from rollout.engine.client import EngineClient
+from rollout.engine.pool import connect
 from rollout.errors import BadInput, PortInUse
 from rollout.process import say_ready
 from rollout.session.app import SessionServer
@@ -80,8 +80,7 @@ def serve(
     _collect_seldom()
 
     async def main() -> None:
-        server = SessionServer(EngineClient(options.engine), tito, options, events=events)
-        server.restore()
+        server = SessionServer(connect(options.engines), tito, options, events=events)
         app = server.app()
         if place is not None:
             server.new_session_id = place.new_session_id

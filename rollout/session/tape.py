@@ -125,7 +125,12 @@ def exchange_row(session_id: str, exchange: Exchange) -> dict[str, Any]:
 
 def table_to_tape(table: pa.Table) -> tuple[Tape, dict[str, Any] | None]:
     """The tape of one session and the driver's outcome from its rows, in any order; bits are kept."""
-    rows = sorted(table.to_pylist(), key=lambda row: row["seq"])
+    return rows_to_tape(table.to_pylist())
+
+
+def rows_to_tape(rows: list[dict[str, Any]]) -> tuple[Tape, dict[str, Any] | None]:
+    """As table_to_tape, of rows in Python."""
+    rows = sorted(rows, key=lambda row: row["seq"])
     if not rows or rows[0]["seq"] != -1:
         raise ValueError("a tape needs its session's own row (seq -1)")
     session = json.loads(rows[0]["session"])

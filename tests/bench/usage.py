@@ -71,7 +71,7 @@ def run_measured(argv: Sequence[str], *, env: dict[str, str], log: Path) -> Usag
     Raises:
         CommandFailed: its exit status is not 0.
     """
-    busy_s = _busy_s()
+    before = busy_s()
     with log.open("wb") as sink:
         usage = Usage(started=time.monotonic())
         process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
@@ -81,14 +81,14 @@ def run_measured(argv: Sequence[str], *, env: dict[str, str], log: Path) -> Usag
         process.send_signal(signal.SIGKILL)  # what it started is bound to its life
         process.wait()
         raise
-    usage.others_s = max(0.0, _busy_s() - busy_s - usage.cpu_s)
+    usage.others_s = max(0.0, busy_s() - before - usage.cpu_s)
     process.returncode = os.waitstatus_to_exitcode(status)  # reaped below, behind Popen's back
     if process.returncode:
         raise CommandFailed(f"exit {process.returncode}: {log.read_text(errors='replace')[-2000:]}")
     return usage
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """CPU seconds that the whole machine has used since it started."""
     user, nice, system = Path("/proc/stat").read_text().split()[1:4]
     return (int(user) + int(nice) + int(system)) / _TICKS_PER_S

@@ -142,6 +142,7 @@ def test_a_port_in_use(rollout: Rollout):
         (["--temperature", "warm"], "temperature: "),
         (["--batch-id", "Not Good"], "batch_id: "),
         (["--engine", "external"], "engine_url goes with engine=external"),
+        (["--engine", "external", *("--engine-url", "http://a:1") * 2], "http://a:1 is given twice"),
         (["--no-such-option"], "No such option: --no-such-option"),
     ],
 )

@@ -224,6 +224,27 @@ async def test_with_a_journal_a_killed_process_goes_on_with_its_sessions(journal
     assert 2 == await stage.n_turns(session)
 
 
+@pytest.mark.parametrize("vendor", ["openai", "anthropic"])
+async def test_an_sdk_repeats_what_a_dying_process_broke_off(journaled: Fleet, vendor: str) -> None:
+    """Asked through another port, it reads 503 and asks again; the process that came back has the session."""
+    stage = journaled.stages[0]
+    one = (await open_many(stage, 2))[1]
+    base_url, key = f"{stage.url}/sessions/{one['session_id']}", one["session_key"]
+    stage.engine.answer = failing(500, 60)
+    client: Any = messages_client(base_url, key) if vendor == "anthropic" else chat_client(base_url, key)
+    ask = ask_message if vendor == "anthropic" else ask_chat
+    async with client.with_options(max_retries=6) as patient:
+        asked = asyncio.create_task(ask(patient, False, messages=[user("a")]))
+        await wait_until(lambda: stage.engine.seen, 60)
+        stage.engine.answer = None
+        os.kill(journaled.pid(1), signal.SIGKILL)
+        reply = await asyncio.wait_for(asked, 90)
+    said = reply.content[0].text if vendor == "anthropic" else reply.choices[0].message.content
+    assert ("ok", 1) == (said, await stage.n_turns(f"/sessions/{one['session_id']}"))
+    _, metrics, _ = await stage.ask("GET", "/metrics")
+    assert 'rollout_session_refused_total{status="503"} 1' in metrics.decode().splitlines()
+
+
 @pytest.mark.full
 async def test_a_process_that_dies_too_often_stays_down_and_at_last_all_end(fleet: Fleet) -> None:
     opened = await open_many(fleet.stages[0], 3)

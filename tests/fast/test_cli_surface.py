@@ -87,6 +87,12 @@ def test_only_what_was_given_is_given():
     assert {"seed": "3", "reward": None, "prompts": "none", "skip_bad_prompts": False} == given_options(values)
 
 
+def test_engines_may_be_given_once_for_each_or_with_commas():
+    assert {"engine_url": "http://a:1,http://b:1"} == given_options({"engine_url": ["http://a:1", "http://b:1"]})
+    assert {"engine_url": None} == given_options({"engine_url": ["none"]})
+    assert {} == given_options({"engine_url": []})
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

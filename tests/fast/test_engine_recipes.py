@@ -13,7 +13,7 @@ from rollout.errors import BadConfig, NoSGLang
 DETERMINISTIC = "--enable-deterministic-inference"
 PINNED = {
     "tiny_cpu": "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 32768 "
-    f"--max-running-requests 32 --random-seed 0 {DETERMINISTIC} --disable-radix-cache",
+    f"--max-running-requests 32 --random-seed 0 {DETERMINISTIC} --disable-radix-cache --sleep-on-idle",
     "qwen3_8b_h200": f"{DETERMINISTIC} --attention-backend fa3 --disable-radix-cache --mem-fraction-static 0.5",
     "qwen3_30b_a3b_h200x8": f"{DETERMINISTIC} --attention-backend fa3 --disable-radix-cache "
     "--mem-fraction-static 0.8 --enable-return-routed-experts",

@@ -81,9 +81,9 @@ def test_a_line_that_is_no_http_is_logged_without_its_words(pipe: tuple[int, int
 )
 def test_options_out_of_bounds_are_named(options: list[str], text: str) -> None:
     with pytest.raises(BadConfig, match=text):
-        read_options(["--engine", "e", "--tokenizer", "t", *options], about=None)
+        read_options(["--engine", "http://e", "--tokenizer", "t", *options], about=None)
 
 
 def test_options_that_are_not_given_are_the_defaults() -> None:
-    given = read_options(["--engine", "e", "--tokenizer", "t"], about=None)
-    assert ServerOptions(engine="e", tokenizer=given.tokenizer) == given
+    given = read_options(["--engine", "http://e", "--tokenizer", "t"], about=None)
+    assert ServerOptions(engine="http://e", tokenizer=given.tokenizer) == given

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import stat
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rollout.session.keeping import Keeping
 from rollout.session.live import LiveSession, LiveSessions
 from rollout.session.metrics import Metrics
 from rollout.session.replaying import restore_session
+from rollout.session.restoring import Restoring
 
 TITO = tiny_tito()
 
@@ -32,17 +35,26 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self.journal, self.metrics = Journal(folder), Metrics()
         self.sessions = LiveSessions(None, max_sessions=9, idle_s=60)
-        events = EventLog("json", os.open(os.devnull, os.O_WRONLY))
-        self.keeping = Keeping(self.journal, self.sessions, self.metrics, events)
+        self.keeping = Keeping(self.journal, self.sessions, self.metrics)
 
     def talk(self, version: str, **given: Any) -> tuple[Conversation, LiveSession]:
         talk = Conversation(TITO, version, **given)
         return talk, self.keeping.add(talk.session, Opened(key="sk-secret", opened_at=talk.now))
 
+    def restore(self) -> None:
+        """Restore all that was left."""
+        events = EventLog("json", os.open(os.devnull, os.O_WRONLY))
+        asyncio.run(restore_all(Restoring(self.keeping, self.sessions, TITO, metrics=self.metrics, events=events)))
+
+
+async def restore_all(restoring: Restoring) -> None:
+    restoring.find()
+    await restoring.restore()
+
 
 def restored(folder: Path) -> list[LiveSession]:
     kept = Kept(folder)
-    kept.keeping.restore(TITO)
+    kept.restore()
     kept.journal.close()
     return kept.sessions.all()
 
@@ -178,7 +190,7 @@ def test_a_file_of_another_release_is_told_and_stays_as_it_is(tmp_path: Path, mo
     content = file.read_bytes()
     monkeypatch.setattr("rollout.session.journal.FORMAT", 2)
     later = Kept(tmp_path)
-    later.keeping.restore(TITO)
+    later.restore()
     later.journal.close()
     assert not later.sessions.all()
     assert content == file.read_bytes()
@@ -192,12 +204,12 @@ def test_a_session_that_does_not_come_out_again_is_told_and_keeps_its_file(tmp_p
     tape = live.session.tape()
     tape.exchanges[0].appended_ids_P = tape.exchanges[0].appended_ids_P + 1
     with pytest.raises(CannotRestore, match="another prompt"):
-        restore_session(tape, TITO, context_length=None)
+        deque(restore_session(tape, TITO, context_length=None))
     with pytest.raises(CannotRestore, match="refused"):
-        restore_session(live.session.tape(), TITO, context_length=3)
+        deque(restore_session(live.session.tape(), TITO, context_length=3))
     tape.settings = type(tape.settings)(renderer="glm-5")
     with pytest.raises(CannotRestore, match="renders qwen3"):
-        restore_session(tape, TITO, context_length=None)
+        deque(restore_session(tape, TITO, context_length=None))
 
 
 def test_a_folder_that_cannot_be_had_is_bad_input(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from rollout.session.member import member_argv, read_member
 from rollout.session.options import ServerOptions
 from rollout.session.routing import Place
 
-OPTIONS = ServerOptions(engine="http://127.0.0.1:9", tokenizer=Path("/models/tiny"), port=8100, max_sessions=7)
+OPTIONS = ServerOptions(
+    engine="http://127.0.0.1:9,http://127.0.0.1:10", tokenizer=Path("/models/tiny"), port=8100, max_sessions=7
+)
 PLACE = Place(slot=1, size=3, host="127.0.0.1", first_port=8100)
 
 
