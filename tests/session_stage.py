@@ -84,6 +84,12 @@ class ProcessStage(Stage):
         argv = [*self.argv, "--port", str(self.child.facts["port"])]
         self.child = await start(argv, log=self.child.log, env=environment)
 
+    async def restored(self) -> None:
+        """Until all sessions of the journal are restored."""
+        async with asyncio.timeout(60):
+            while (await self.ask("GET", "/health"))[1]["restoring"]:
+                await asyncio.sleep(0.02)
+
 
 async def staged(tmp_path: Path, token: str | None, *more: str) -> AsyncIterator[ProcessStage]:
     """A server process with a faulty engine behind it; `more` are its own options. Its log is server.log."""

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pyarrow as pa
 import pytest
 from aiohttp import web
 from faulty_engine import wait_until
+from left_journal import key, spoken
 from scripted import user
 from session_stage import ProcessStage, staged
+
+from rollout.session.tape import tape_to_table
 
 TOKEN = "driver-secret"
 SECRET = "what-the-user-said"
@@ -107,6 +111,7 @@ async def test_every_event_is_a_json_line_without_content_or_keys(tmp_path: Path
         stage.engine.answer = fail
         assert 503 == (await stage.chat(session, user(SECRET), key=key))[0]
         await stage.kill_and_restart()
+        await stage.restored()
         await stage.ask("DELETE", session)
         lines = [json.loads(line) for line in (tmp_path / "server.log").read_text().splitlines()]
         events = [line["event"] for line in lines if line["event"] != "log"]
@@ -116,3 +121,36 @@ async def test_every_event_is_a_json_line_without_content_or_keys(tmp_path: Path
         assert {session.split("/")[2]} == {line["session_id"] for line in lines if line["event"] != "log"}
         log = (tmp_path / "server.log").read_text()
         assert not [secret for secret in (SECRET, key, TOKEN) if secret in log]
+
+
+async def test_a_server_over_hundreds_of_sessions_answers_before_they_are_restored(tmp_path: Path) -> None:
+    left, ids = spoken(20), [f"{number:032x}" for number in range(400)]
+    left.write(tmp_path / "journal", ids)
+    async for stage in staged(tmp_path, TOKEN, "--journal", str(tmp_path / "journal")):
+        before = (await stage.ask("GET", "/health"))[1]["restoring"]
+        sessions = [f"/sessions/{one}" for one in (ids[-1], ids[0])]
+        assert [tape_to_table(left.tape(ids[-1]))] == await tapes(stage, sessions[:1])
+        after = (await stage.ask("GET", "/health"))[1]["restoring"]
+        assert 0 < after < before, "it was answered before the others were restored"
+        listed = (await stage.ask("GET", "/sessions"))[1]["sessions"]
+        assert ids == sorted(row["session_id"] for row in listed)
+        messages = [*left.talk.history, user("go on")]
+        replies = [await stage.chat(one, *messages, key=key(one.split("/")[2])) for one in sessions]
+        assert [200, 200] == [status for status, _, _ in replies]
+        one, two = (request for request, _ in stage.engine.seen)
+        turn = left.talk.begin(messages)
+        for request in (one, two):
+            assert turn.engine_request == {name: value for name, value in request.items() if name != "rid"}
+        for gone in ids[100:]:
+            assert 204 == (await stage.ask("DELETE", f"/sessions/{gone}"))[0]
+        await stage.restored()
+        some = ids[1:100:7]
+        assert [tape_to_table(left.tape(one)) for one in some] == await tapes(
+            stage, [f"/sessions/{one}" for one in some]
+        )
+        assert ids[:100] == sorted(path.stem for path in (tmp_path / "journal").glob("*.journal"))
+
+
+async def tapes(stage: ProcessStage, sessions: list[str]) -> list[pa.Table]:
+    """Each session's tape as the server gives it."""
+    return [pa.ipc.open_stream((await stage.ask("GET", f"{one}/tape"))[1]).read_all() for one in sessions]
