@@ -20,7 +20,9 @@ def dump(session: Session) -> bytes:
     state["_tito"] = state["_matcher"] = state["keep"] = state["_shadow"] = None  # metadata() has the shadow's counts
     state["_drift"] = state["_trunk"] = None  # what was found before, to save time
     state["_running"] = sorted(id(turn) for turn in state["_running"])
-    state["_prompts"] = sorted(item for item in state["_prompts"].items() if item[1])
+    state["_room"] = vars(state["_room"])
+    seeds = vars(state["_seeds"])
+    state["_seeds"] = {**seeds, "_committed": sorted(item for item in seeds["_committed"].items() if item[1])}
     nodes = [
         {
             name: _plain(getattr(node, name))

@@ -8,10 +8,11 @@ Shapes: `_T` all ids of the sample, `_R` those behind the first prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollout.sample import Sample, Status, WeightSpan
 from rollout.session.experts import experts_of
@@ -36,49 +37,65 @@ def assemble(chain: Sequence[Node], tito: Tito, settings: SessionSettings, max_s
     turns = merged(kept(chain, max_seq_len))
     if not turns:
         return None
-    first, last = turns[0].node, turns[-1]
-    tokens, mask, log_probs, texts, spans = [first.appended_ids_P], [], [], [], []
-    n_response = 0
-    for place, turn in enumerate(turns):
-        generation = turn.node.generation
-        if place:
-            observation = turn.node.appended_ids_P
-            tokens.append(observation)
-            mask.append(np.zeros(len(observation), np.int8))
-            log_probs.append(np.zeros(len(observation), np.float64))
-            texts.append(tito.decode(observation.tolist()))
-            n_response += len(observation)
-        output = generation.output_ids_O[: turn.n_output]
-        tokens.append(output)
-        mask.append(np.ones(len(output), np.int8))
-        log_probs.append(generation.output_log_probs_O[: turn.n_output])
-        texts.append(tito.decode(output.tolist()))
-        spans.extend(_shifted(generation.weight_spans, n_response, turn.n_output))
-        n_response += len(output)
-    sampling = last.node.settings.get("sampling", {})
-    experts, experts_shape = experts_of([turn.node for turn in turns], len(first.appended_ids_P) + n_response)
+    nodes, parts = [turn.node for turn in turns], _joined(turns, tito)
+    sampling = nodes[-1].settings.get("sampling", {})
+    experts, experts_shape = experts_of(nodes, sum(map(len, parts.tokens)))
     return Sample(
-        prompt=first.appended,
-        tokens_T=np.concatenate(tokens),
-        response="".join(texts),
-        response_length=n_response,
-        loss_mask_R=np.concatenate(mask),
-        rollout_log_probs_R=np.concatenate(log_probs),
-        status=last.status,
-        weight_versions=[v for turn in turns if (v := turn.node.generation.weight_version) is not None],
-        weight_spans=spans,
-        cached_tokens=sum(turn.node.generation.cached_tokens for turn in turns),
-        prompt_tokens=sum(turn.node.n_prompt for turn in turns),
+        prompt=nodes[0].appended,
+        tokens_T=np.concatenate(parts.tokens),
+        response="".join(parts.texts),
+        response_length=parts.n_response,
+        loss_mask_R=np.concatenate(parts.mask),
+        rollout_log_probs_R=np.concatenate(parts.log_probs),
+        status=turns[-1].status,
+        weight_versions=[v for node in nodes if (v := node.generation.weight_version) is not None],
+        weight_spans=parts.spans,
+        cached_tokens=sum(node.generation.cached_tokens for node in nodes),
+        prompt_tokens=sum(node.n_prompt for node in nodes),
         routed_experts=experts,
         routed_experts_shape=experts_shape,
-        metadata={"lifecycle": lifecycle([turn.node for turn in turns])},
+        metadata={"lifecycle": lifecycle(nodes)},
         session_version=settings.version,
-        turns=len(turns),
-        control_text=sum(turn.node.control_text for turn in turns),
+        turns=len(nodes),
+        control_text=sum(node.control_text for node in nodes),
         lora=settings.lora,
         temperature=float(sampling.get("temperature", 1.0)),
         top_p=float(sampling.get("top_p", 1.0)),
     )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Parts:
+    """Turns put one behind the other: all ids, and for those behind the first prompt mask, log-probs and text."""
+
+    tokens: list[NDArray[np.int32]]
+    mask: list[NDArray[np.int8]] = field(default_factory=list)
+    log_probs: list[NDArray[np.float64]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    spans: list[WeightSpan] = field(default_factory=list)
+    n_response: int = 0
+
+    def append(self, ids: NDArray[np.int32], log_probs: NDArray[np.float64], text: str, *, sampled: bool) -> None:
+        self.tokens.append(ids)
+        self.mask.append(np.full(len(ids), sampled, np.int8))
+        self.log_probs.append(log_probs)
+        self.texts.append(text)
+        self.n_response += len(ids)
+
+
+def _joined(turns: Sequence[Turn], tito: Tito) -> _Parts:
+    parts = _Parts(tokens=[turns[0].node.appended_ids_P])
+    for place, turn in enumerate(turns):
+        generation = turn.node.generation
+        if place:
+            observation = turn.node.appended_ids_P
+            text = tito.decode(observation.tolist())
+            parts.append(observation, np.zeros(len(observation), np.float64), text, sampled=False)
+        parts.spans.extend(_shifted(generation.weight_spans, parts.n_response, turn.n_output))
+        output = generation.output_ids_O[: turn.n_output]
+        log_probs = generation.output_log_probs_O[: turn.n_output]
+        parts.append(output, log_probs, tito.decode(output.tolist()), sampled=True)
+    return parts
 
 
 def kept(chain: Sequence[Node], max_seq_len: int | None) -> list[Turn]:

@@ -24,7 +24,7 @@ from rollout.session.coalescing import Running, Sent, find_running
 from rollout.session.events import EventLog
 from rollout.session.live import LiveSession, not_found
 from rollout.session.metrics import Metrics
-from rollout.session.session import CONTEXT_CODE
+from rollout.session.room import CONTEXT_CODE
 from rollout.session.turn import Turn
 
 log = logging.getLogger(__name__)

@@ -38,44 +38,42 @@ class SamplesReply:
 
 
 def collect(
-    nodes: Sequence[Node],
-    line: Sequence[Node],
-    tito: Tito,
-    settings: SessionSettings,
-    view: dict[str, Any],
-    *,
-    max_seq_len: int | None,
-    agent: dict[str, Any] | None,
-    drift: PathDrift | None,
+    nodes: Sequence[Node], made: list[LeafSample], view: dict[str, Any], agent: dict[str, Any], drift: PathDrift | None
 ) -> SamplesReply:
-    """Samples of a session: one of v1's `line`, one per picked leaf of v2's `nodes`, the main one first.
+    """The reply that gives a session's samples.
 
     Args:
+        made: what make_samples made of `nodes`.
         view: the session's metadata.
         agent: an agent's metadata, laid over each sample's.
         drift: compares each sample's path; null leaves the column null.
+    """
+    for leaf in made:
+        _overlay(leaf.sample, agent)
+        mismatch = drift.of(leaf.path) if drift is not None else None
+        leaf.sample.drift = None if mismatch is None else orjson.dumps(mismatch).decode()
+    return SamplesReply(
+        samples=[leaf.sample for leaf in made],
+        empty_reason=None if made else "all_truncated" if nodes else "no_records",
+        session_metadata=view,
+        messages=[history_of(leaf.path) for leaf in made],
+        exchanges=len(nodes),
+    )
+
+
+def make_samples(
+    nodes: Sequence[Node], line: Sequence[Node], tito: Tito, settings: SessionSettings, max_seq_len: int | None
+) -> list[LeafSample]:
+    """Samples of a session: one of v1's `line`, one per picked leaf of v2's `nodes`, the main one first.
 
     Raises:
         SessionRefused: 422, a picker or finisher failed.
     """
     if not nodes:
-        return SamplesReply(samples=[], empty_reason="no_records", session_metadata=view)
+        return []
     if settings.version == "v1":
-        made = _linear(line, tito, settings, max_seq_len)
-    else:
-        made = _leaves(nodes, tito, settings, max_seq_len)
-    samples = [leaf.sample for leaf in made]
-    for leaf in made:
-        _overlay(leaf.sample, agent or {})
-        mismatch = drift.of(leaf.path) if drift is not None else None
-        leaf.sample.drift = None if mismatch is None else orjson.dumps(mismatch).decode()
-    return SamplesReply(
-        samples=samples,
-        empty_reason=None if samples else "all_truncated",
-        session_metadata=view,
-        messages=[history_of(leaf.path) for leaf in made],
-        exchanges=len(nodes),
-    )
+        return _linear(line, tito, settings, max_seq_len)
+    return _leaves(nodes, tito, settings, max_seq_len)
 
 
 def _linear(line: Sequence[Node], tito: Tito, settings: SessionSettings, max_seq_len: int | None) -> list[LeafSample]:

@@ -26,6 +26,11 @@ class Prompt:
     control_text: int
     unknown_results: int
 
+    @property
+    def n_tokens(self) -> int:
+        """Ids of the whole prompt, the parent's among them."""
+        return (self.parent.n_tokens if self.parent else 0) + len(self.rendered.ids)
+
 
 def make_prompt(request: ChatRequest, parent: Node | None, tito: Tito, settings: SessionSettings) -> Prompt:
     """Render what `request` appends to `parent`; a root is rendered whole.
@@ -36,24 +41,8 @@ def make_prompt(request: ChatRequest, parent: Node | None, tito: Tito, settings:
         SessionRefused: 409 behind a truncated generation (v2); 400 for a role that the renderer does
             not know, refused control text, lone surrogates, or whatever the renderer refuses.
     """
-    if parent is not None and parent.truncated and settings.version == "v2":
-        raise SessionRefused(
-            409,
-            f"truncated generation cannot be extended: node {parent.seq} was cut at max_new_tokens; "
-            "branch before the cut instead",
-        )
-    start = parent.n_messages if parent else 0
-    appended = request.messages[start:]
-    _check_roles(appended, start, tito, settings, request.thinking)
-    check_text(appended, "messages")
-    if request.given_tools is not None and (parent is None or parent.tools != request.given_tools):
-        check_text(request.given_tools, "tools")
-    try:
-        found = tito.control.count(appended)
-    except ValueError as error:
-        raise SessionRefused(400, f"messages: {error}") from error
-    if found and settings.control_text == "refuse":
-        raise SessionRefused(400, "messages: control strings of the chat template are refused in this session")
+    appended = _appended(request, parent, tito, settings)
+    control_text = _control_text(appended, tito, settings)
     ordered, unknown = order_tool_results(parent.reply if parent else None, appended)
     try:
         rendered = _render(request, parent, ordered, tito, settings)
@@ -67,9 +56,37 @@ def make_prompt(request: ChatRequest, parent: Node | None, tito: Tito, settings:
         parent=parent,
         appended=appended,
         rendered=rendered,
-        control_text=found if settings.control_text == "reference" else 0,
+        control_text=control_text,
         unknown_results=unknown,
     )
+
+
+def _appended(request: ChatRequest, parent: Node | None, tito: Tito, settings: SessionSettings) -> list[Message]:
+    """The messages behind `parent`; they and the tools are checked for all that needs no rendering."""
+    if parent is not None and parent.truncated and settings.version == "v2":
+        raise SessionRefused(
+            409,
+            f"truncated generation cannot be extended: node {parent.seq} was cut at max_new_tokens; "
+            "branch before the cut instead",
+        )
+    start = parent.n_messages if parent else 0
+    appended = request.messages[start:]
+    _check_roles(appended, start, tito, settings, request.thinking)
+    check_text(appended, "messages")
+    if request.given_tools is not None and (parent is None or parent.tools != request.given_tools):
+        check_text(request.given_tools, "tools")
+    return appended
+
+
+def _control_text(appended: Sequence[Message], tito: Tito, settings: SessionSettings) -> int:
+    """How many of the client's control strings become control ids."""
+    try:
+        found = tito.control.count(appended)
+    except ValueError as error:
+        raise SessionRefused(400, f"messages: {error}") from error
+    if found and settings.control_text == "refuse":
+        raise SessionRefused(400, "messages: control strings of the chat template are refused in this session")
+    return found if settings.control_text == "reference" else 0
 
 
 def _without_parent(request: ChatRequest, tito: Tito, settings: SessionSettings) -> Prompt:

@@ -53,16 +53,11 @@ def read_request(body: Any, *, vocabulary: int, thinking: bool, template_fields:
     Raises:
         SessionRefused: 400 that names the field and what it should be.
     """
-    if not isinstance(body, dict):
-        raise SessionRefused(400, "body: want a JSON object")
     _refuse_unserved(body)
     thinking, template = read_template(body.get("chat_template_kwargs"), thinking, template_fields)
     given_tools = _tools(body.get("tools"))
-    seed = body.get("seed")
-    sampling = read_sampling(body, vocabulary=vocabulary)
+    sampling = _sampling(body, vocabulary)
     stream, include_usage, ignored_options = _stream(body.get("stream"), body.get("stream_options"))
-    if sampling.get("min_new_tokens", 0) > sampling.get("max_new_tokens", 2**31):
-        raise SessionRefused(400, "min_tokens: more than max_tokens")
     return ChatRequest(
         messages=_messages(body.get("messages")),
         tools=given_tools if body.get("tool_choice") != "none" else None,
@@ -70,7 +65,7 @@ def read_request(body: Any, *, vocabulary: int, thinking: bool, template_fields:
         thinking=thinking,
         template=template,
         sampling=sampling,
-        seed=None if seed is None else read_field("seed", seed, read_seed, vocabulary),
+        seed=_seed(body.get("seed"), vocabulary),
         model=_model(body.get("model")),
         stream=stream,
         include_usage=include_usage,
@@ -79,7 +74,9 @@ def read_request(body: Any, *, vocabulary: int, thinking: bool, template_fields:
     )
 
 
-def _refuse_unserved(body: Mapping[str, Any]) -> None:
+def _refuse_unserved(body: Any) -> None:
+    if not isinstance(body, dict):
+        raise SessionRefused(400, "body: want a JSON object")
     if body.get("input_ids") is not None:
         raise SessionRefused(400, "input_ids: prompt ids are made here, from messages")
     if body.get("n") is not None and (isinstance(body["n"], bool) or body["n"] != 1):
@@ -90,6 +87,17 @@ def _refuse_unserved(body: Mapping[str, Any]) -> None:
         raise SessionRefused(400, "response_format: only text is served")
     if body.get("modalities") not in (None, ["text"]):
         raise SessionRefused(400, "modalities: only text is served")
+
+
+def _sampling(body: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
+    sampling = read_sampling(body, vocabulary=vocabulary)
+    if sampling.get("min_new_tokens", 0) > sampling.get("max_new_tokens", 2**31):
+        raise SessionRefused(400, "min_tokens: more than max_tokens")
+    return sampling
+
+
+def _seed(seed: Any, vocabulary: int) -> int | None:
+    return None if seed is None else int(read_field("seed", seed, read_seed, vocabulary))
 
 
 def _stream(stream: Any, options: Any) -> tuple[bool, bool, list[str]]:

@@ -6,7 +6,6 @@ methods are synchronous, so under asyncio each is one step; generations run betw
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -16,26 +15,26 @@ import numpy as np
 from rollout.engine.generation import Generation
 from rollout.errors import SessionRefused
 from rollout.session import linear, tree
-from rollout.session.collecting import SamplesReply, collect
+from rollout.session.collecting import SamplesReply, collect, make_samples
+from rollout.session.committing import answer_turn, make_node
 from rollout.session.drift import PathDrift
 from rollout.session.experts import ask_experts
 from rollout.session.matching import find_matcher
-from rollout.session.node import Message, Node, ids_bytes, open_ids_of, path_to, start_digest
+from rollout.session.node import Node, ids_bytes, path_to, start_digest
 from rollout.session.opening import check_settings
 from rollout.session.prompting import Prompt, make_prompt
 from rollout.session.recording import record_tape
 from rollout.session.replayed import Replayed, Trunk
-from rollout.session.reply import assistant_message, completion
 from rollout.session.request import ChatRequest, read_request
-from rollout.session.sampling import read_pins, read_session_seed, turn_seed
+from rollout.session.room import Room
+from rollout.session.sampling import read_pins
+from rollout.session.seeds import Seeds
 from rollout.session.settings import SessionSettings
 from rollout.session.shadow import open_shadow
 from rollout.session.tape import Tape
 from rollout.session.turn import Turn
 from rollout.session.views import metadata_view
 from rollout.tito.renderer import Tito
-
-CONTEXT_CODE = "context_length_exceeded"
 
 
 def open_session(
@@ -45,7 +44,6 @@ def open_session(
 
     Args:
         context_length: the model's context in tokens, where it is known: caps what a turn may sample.
-            An engine refuses a prompt that fills it together with max_new_tokens: one id stays unused.
 
     Raises:
         UnknownPart: a matcher, shadow matcher, picker or finisher that there is not.
@@ -77,12 +75,9 @@ class Session:
         self._matcher = find_matcher(settings.matcher)
         self._shadow = open_shadow(settings)
         self._pins = read_pins(settings.sampling, vocabulary=tito.vocabulary)
-        self._seed = read_session_seed(settings.seed)
+        self._seeds = Seeds(settings.seed)
+        self._room = Room(settings.max_seq_len, context_length)
         self._routed = tito.tokenizer.routed if settings.routed_experts else None
-        usable = None if context_length is None else context_length - 1
-        limits = [limit for limit in (settings.max_seq_len, usable) if limit is not None]
-        self._max_tokens = min(limits) if limits else None
-        self._prompts: Counter[bytes] = Counter()
         self._running: set[Turn] = set()
 
     @property
@@ -116,8 +111,7 @@ class Session:
         Raises:
             SessionRefused: as for `begin`.
         """
-        _, prompt = self._prompt(self._read(body), len(self.nodes))
-        return (prompt.parent.n_tokens if prompt.parent else 0) + len(prompt.rendered.ids)
+        return self._prompt(self._read(body), len(self.nodes))[1].n_tokens
 
     def _read(self, body: Any) -> ChatRequest:
         return read_request(
@@ -144,29 +138,16 @@ class Session:
 
         In v1 a turn that another one overtook is answered and not recorded (`turn.recorded`).
         """
-        prompt_digest = turn.digest.digest()
-        parsed = self._tito.parse(
-            open_ids_of(turn.appended_ids_P, turn.open_length),
-            generation.output_ids_O.tolist(),
-            tools=turn.request.tools,
-            stopped=generation.finish == "stop",
-            matched=generation.matched,
-            thinking=turn.request.thinking,
-            template=turn.request.template,
-        )
-        turn.unreadable_calls = parsed.unreadable_calls
-        message = assistant_message(parsed, generation, prompt_digest)
-        model = turn.request.model
-        reply = completion(message, generation, n_prompt=turn.n_prompt, model=model, rid=rid, committed_at=committed_at)
+        message, reply = answer_turn(turn, generation, self._tito, rid=rid, committed_at=committed_at)
         turn.recorded = self.settings.version == "v2" or turn.seen == len(self.nodes)
         if turn.recorded:
-            node = self._node(turn, generation, message, committed_at, rid)
+            before = self.nodes[-1] if self.nodes else None
+            node = make_node(turn, generation, message, before, rid=rid, committed_at=committed_at)
             self._attach(node)
+            self._trunk = None
             if turn.parent is not None and turn.spelled is not None:
                 self._trunk = Trunk(node=turn.parent, child=node, spelled=turn.spelled)
-            else:
-                self._trunk = None
-            self._prompts[prompt_digest] += 1
+            self._seeds.count(turn.digest.digest())
             if self._shadow is not None and turn.shadow is not None:
                 self._shadow.count(turn.shadow)
         self._running.discard(turn)
@@ -189,12 +170,11 @@ class Session:
         Raises:
             SessionRefused: 422, a picker or finisher failed.
         """
+        made = make_samples(self.nodes, self.line, self._tito, self.settings, max_seq_len)
         agent = metadata if self.settings.version == "v2" else None
         compared = self._drift if drift else None
         view = metadata_view(self.active_path(), self._tree(), agent, self._shadow, compared)
-        return collect(
-            self.nodes, self.line, self._tito, self.settings, view, max_seq_len=max_seq_len, agent=agent, drift=compared
-        )
+        return collect(self.nodes, made, view, agent or {}, compared)
 
     def tape(self, *, refused: dict[str, int] | None = None) -> Tape:
         """Every committed exchange in commit order; `refused` counts what was not, by HTTP status."""
@@ -233,7 +213,6 @@ class Session:
         digest = parent.digest.copy() if parent else start_digest()
         digest.update(ids_bytes(appended_ids))
         sampling = {**request.sampling, **self._pins}
-        n_prompt = (parent.n_tokens if parent else 0) + len(appended_ids)
         return Turn(
             request=request,
             parent=parent,
@@ -244,8 +223,8 @@ class Session:
             control_text=prompt.control_text,
             digest=digest,
             sampling=sampling,
-            max_new_tokens=self._room(n_prompt, sampling.get("max_new_tokens")),
-            sampling_seed=self._turn_seed(digest.digest(), request.seed),
+            max_new_tokens=self._room.behind(prompt.n_tokens, sampling.get("max_new_tokens")),
+            sampling_seed=self._seeds.of(digest.digest(), self._running, request.seed),
             stop_token_ids=self._tito.stop_token_ids,
             lora=self.settings.lora,
             experts=ask_experts(parent, self._routed),
@@ -255,53 +234,6 @@ class Session:
             unknown_results=prompt.unknown_results,
             shadow=None if self._shadow is None else self._shadow.decide(replayed, seen, self._locate),
             spelled=replayed.spelled(parent),
-        )
-
-    def _room(self, n_prompt: int, wanted: int | None) -> int | None:
-        if self._max_tokens is None:
-            return wanted
-        room = self._max_tokens - n_prompt
-        if room <= 0:
-            raise SessionRefused(
-                400, f"the prompt has {n_prompt} tokens, {self._max_tokens} is the limit", code=CONTEXT_CODE
-            )
-        return room if wanted is None else min(wanted, room)
-
-    def _turn_seed(self, prompt_digest: bytes, client_seed: int | None) -> int | None:
-        if self._seed is None:
-            return client_seed
-        beside = sum(turn.digest.digest() == prompt_digest for turn in self._running)
-        return turn_seed(self._seed, prompt_digest, self._prompts[prompt_digest] + beside)
-
-    def _node(self, turn: Turn, generation: Generation, message: Message, committed_at: datetime, rid: str) -> Node:
-        parent = turn.parent
-        digest = turn.digest.copy()
-        digest.update(ids_bytes(generation.output_ids_O))
-        before = self.nodes[-1] if self.nodes else None
-        settings: dict[str, Any] = {"body": turn.request.body, "sampling": turn.sampling}
-        if turn.seen != len(self.nodes):
-            settings["seen"] = turn.seen
-        tools = turn.request.given_tools
-        return Node(
-            seq=len(self.nodes),
-            parent=parent,
-            appended=turn.appended,
-            respelled=turn.respelled,
-            reply=message,
-            tools=before.tools if before and before.tools == tools else tools,
-            settings=before.settings if before and before.settings == settings else settings,
-            appended_ids_P=turn.appended_ids_P,
-            open_length=turn.open_length,
-            generation=generation,
-            control_text=turn.control_text,
-            sampling_seed=turn.sampling_seed,
-            rid=rid,
-            requested_at=turn.requested_at,
-            committed_at=committed_at,
-            n_messages=(parent.n_messages if parent else 0) + len(turn.appended) + 1,
-            n_tokens=turn.n_prompt + len(generation.output_ids_O),
-            digest=digest,
-            written_ids=turn.written_with(generation.output_ids_O),
         )
 
     def _attach(self, node: Node) -> None:

@@ -57,7 +57,8 @@ def test_g03_the_sampled_bytes_of_an_argument_stay(version: str) -> None:
     parsed = talk.history[-1]
     parsed["tool_calls"][0]["function"]["arguments"] = {"on": False}
     turn = talk.begin([*talk.history, user("more")], tools=TOOLS)
-    assert '{"on":false}' in TITO.decode(turn.prompt_ids)
+    text = TITO.decode(turn.prompt_ids)
+    assert '{"on":false}' in text and "False" not in text
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -113,6 +114,17 @@ def test_g33_v2_says_which_roles_it_knows() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_g33_a_first_request_with_a_role_that_is_not_known_is_400(version: str) -> None:
+    talk = Conversation(TITO, version)
+    for messages in (
+        [{"role": "developer", "content": "x"}, user("a")],
+        [user("a"), {"role": "wizard", "content": ""}],
+    ):
+        assert 400 == refused(talk, messages).status
+    assert 0 == talk.session.running
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_g07_a_generation_that_fails_moves_nothing(version: str) -> None:
     talk = Conversation(TITO, version)
     talk.ask(user("a"))
@@ -155,9 +167,11 @@ def test_g30_a_turn_of_the_stop_token_alone(version: str) -> None:
     talk = Conversation(TITO, version)
     talk.ask(user("a"), text="")
     assert "" == talk.history[-1]["content"]
+    (one,) = talk.session.samples().samples
+    assert (1, [1], TITO.stop_token_ids[-1:]) == (one.turns, one.loss_mask_R.tolist(), one.tokens_T[-1:].tolist())
     talk.ask(user("b"))
     sample = talk.session.samples().samples[0]
-    assert (2, 1) == (sample.turns, int(sample.loss_mask_R[0]))
+    assert (2, [1, 0]) == (sample.turns, sample.loss_mask_R[:2].tolist())
 
 
 @pytest.mark.parametrize("version", VERSIONS)
