@@ -129,7 +129,7 @@ def reach(run: Run, phase: str, delay_s: float) -> list[str]:
 
     run.reader = threading.Thread(target=read, daemon=True)
     run.reader.start()
-    assert reached.wait(120), lines
+    assert reached.wait(300), lines
     end = time.monotonic() + delay_s
     while time.monotonic() < end and run.process.poll() is None:
         time.sleep(0.01)
