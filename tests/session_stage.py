@@ -86,7 +86,7 @@ class ProcessStage(Stage):
 
     async def restored(self) -> None:
         """Until all sessions of the journal are restored."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while (await self.ask("GET", "/health"))[1]["restoring"]:
                 await asyncio.sleep(0.02)
 

@@ -2,7 +2,8 @@
 
 A server over thousands of sessions answers as soon as it has read the first frame of each file. A left
 session comes back with its first request, which waits for that, or in its turn. All of it is done in slices
-of a millisecond, one in each round of the event loop, so that it holds live sessions up by so much.
+of a millisecond, one in each round of the event loop, so that it holds live sessions up by so much; while no
+request waits for it, it rests for as long as it works.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Restoring:
         return self._asked[0] if self._asked else next(iter(self._sessions.left.values()), None)
 
     def _work(self, left: LeftSession) -> float:
-        """One slice of restoring; seconds to wait before the next."""
+        """One slice of restoring; seconds to rest before the next."""
         if left.steps is None:
             left.steps = self._restored(left)
         began = time.perf_counter()
@@ -113,8 +114,9 @@ class Restoring:
             self._fail(left, error)
         except Exception as error:
             self._fail(left, error)
-        left.worked_s += time.perf_counter() - began
-        return 0.0
+        worked_s = time.perf_counter() - began
+        left.worked_s += worked_s
+        return worked_s if left.asked is None else 0.0
 
     def _restored(self, left: LeftSession) -> Generator[None, None, LiveSession | None]:
         """In steps: the session as it was; None where nobody was ever told of it."""
