@@ -133,6 +133,16 @@ def test_g26_a_lone_surrogate_is_400(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("role", ["developer", "wizard"])
+def test_g33_a_first_request_with_a_role_that_is_not_known_is_400(version: str, role: str) -> None:
+    talk, unknown = Conversation(TITO, version), {"role": role, "content": "x"}
+    for messages in ([unknown, user("a")], [user("a"), unknown]):
+        with pytest.raises(SessionRefused, match="does not support appending this role") as refused:
+            talk.begin(messages)
+        assert (400, 0) == (refused.value.status, talk.session.running)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("bad", ['{"cmd": "ls" "x": 1}', '{"cmd": "ec'], ids=["no comma", "cut"])
 def test_g39_arguments_that_are_no_json_stay_text_and_the_rollout_goes_on(version: str, bad: str) -> None:
     text = f'<tool_call>\n{{"name": "lookup", "arguments": {bad}}}\n</tool_call>'

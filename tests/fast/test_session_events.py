@@ -87,3 +87,5 @@ def test_options_out_of_bounds_are_named(options: list[str], text: str) -> None:
 def test_options_that_are_not_given_are_the_defaults() -> None:
     given = read_options(["--engine", "http://e", "--tokenizer", "t"], about=None)
     assert ServerOptions(engine="http://e", tokenizer=given.tokenizer) == given
+    assert given.keepalive_s < 15.0, "a streaming client has its first byte within 15 s"
+    assert 3600.0 == given.idle_s

@@ -114,17 +114,6 @@ def test_g33_v2_says_which_roles_it_knows() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_g33_a_first_request_with_a_role_that_is_not_known_is_400(version: str) -> None:
-    talk = Conversation(TITO, version)
-    for messages in (
-        [{"role": "developer", "content": "x"}, user("a")],
-        [user("a"), {"role": "wizard", "content": ""}],
-    ):
-        assert 400 == refused(talk, messages).status
-    assert 0 == talk.session.running
-
-
-@pytest.mark.parametrize("version", VERSIONS)
 def test_g07_a_generation_that_fails_moves_nothing(version: str) -> None:
     talk = Conversation(TITO, version)
     talk.ask(user("a"))
