@@ -71,10 +71,13 @@ class EngineClient:
         """Generations that wait here until the engine's queue has room."""
         return self._gate.held
 
-    async def generate(self, request: dict[str, Any], *, rid: str, session_id: str | None) -> dict[str, Any]:
+    async def generate(
+        self, request: dict[str, Any], *, rid: str, session_id: str | None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
         """POST `request` with this `rid` to /generate; the engine's answer as it is, doubles bit for bit.
 
-        Sent again only where nothing was begun (rollout.engine.retrying), within the same deadline.
+        Sent again only where nothing was begun (rollout.engine.retrying), within the same deadline: `timeout_s`
+        where less is left to this request than the client gives.
 
         Raises:
             EngineRefused: a 4xx, with its status and body.
@@ -85,17 +88,17 @@ class EngineClient:
         """
         headers = _JSON if session_id is None else {**_JSON, ROUTING_HEADER: session_id}
         body = orjson.dumps({**request, "rid": rid})
-        began = time.monotonic()
+        began, timeout_s = time.monotonic(), self._timeout_s if timeout_s is None else timeout_s
         try:
-            await self._gate.enter(self._timeout_s)
+            await self._gate.enter(timeout_s)
         except TimeoutError as error:
-            raise DeadlinePassed(f"{self.base_url}: its queue had no room for {self._timeout_s:g} s") from error
+            raise DeadlinePassed(f"{self.base_url}: its queue had no room for {timeout_s:.3g} s") from error
 
         async def send(left_s: float) -> dict[str, Any]:
             return await self._wire.ask("POST", f"{self.base_url}/generate", left_s, data=body, headers=headers)
 
         try:
-            left_s = self._timeout_s - (time.monotonic() - began)
+            left_s = timeout_s - (time.monotonic() - began)
             return await persist(send, timeout_s=left_s, patience_s=self._patience_s)
         except DeadlinePassed:
             with suppress(EngineError):

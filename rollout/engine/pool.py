@@ -108,16 +108,18 @@ class EnginePool:
             EngineError: they do not serve the same; names two and the fact that differs. Others: as EngineClient.
         """
         key = rid if session_id is None else session_id
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        clock = asyncio.get_running_loop()
+        deadline = clock.time() + self._timeout_s
         while True:
             member = await self._choose(key, deadline)
+            left_s = deadline - clock.time()
             try:
                 with self._holding(rid, member):
-                    reply = await member.client.generate(request, rid=rid, session_id=session_id)
+                    reply = await member.client.generate(request, rid=rid, session_id=session_id, timeout_s=left_s)
                 member.note_weights(reply)
                 return reply
             except EngineError as error:
-                if unbegun(error) != "nobody" or asyncio.get_running_loop().time() >= deadline:
+                if unbegun(error) != "nobody" or clock.time() >= deadline:
                     raise
                 self._lost(member, error)
 

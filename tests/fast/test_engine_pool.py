@@ -166,6 +166,17 @@ async def test_the_session_server_may_start_before_its_engines() -> None:
         assert "faulty" == (await pool.model_info())["model_path"]
 
 
+async def test_a_request_that_waited_for_an_engine_has_only_the_rest_of_its_deadline_there() -> None:
+    async with hosts(up=False) as made, pool_of(made, timeout_s=2.0, patience_s=LONG_S) as pool:
+        made[0].engine.answer = made[1].engine.answer = lambda request: asyncio.sleep(LONG_S)
+        waiting = asyncio.create_task(ask(pool, "one"))
+        await asyncio.sleep(0.5)
+        await made[0].start()
+        with pytest.raises(EngineError, match="gave no answer within") as late:
+            await waiting
+        assert 1.5 >= float(str(late.value).split(" within ")[1].split()[0])
+
+
 async def test_when_all_are_gone_for_long_the_error_names_them() -> None:
     async with hosts(up=False) as made, pool_of(made, patience_s=0.3) as pool:
         with pytest.raises(EngineUnreachable, match="none of 2 engines can be used") as gone:
