@@ -113,8 +113,7 @@ async def _served(config: BatchConfig) -> tuple[dict[str, Any], list[bytes]]:
         url: {**stated, "lora": [part.hex() for part in adapter]}
         for url, (stated, adapter) in zip(urls, told, strict=True)
     }
-    require_same(facts, but=LOADED if config.update_weights is not None else ())
-    return {name: value for stated, _ in told for name, value in stated.items()}, told[0][1]
+    return require_same(facts, but=LOADED if config.update_weights is not None else ()), told[0][1]
 
 
 def checkpoint_digest(directory: Path) -> str:

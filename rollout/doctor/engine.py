@@ -13,7 +13,7 @@ from rollout.doctor.clock import judge_date
 from rollout.doctor.finding import Finding, fail, ok, warn
 from rollout.doctor.tokens import Prompt
 from rollout.engine.agreement import common_facts
-from rollout.engine.client import EngineClient
+from rollout.engine.client import OTHER_PATHS, EngineClient
 from rollout.engine.generation import Generation, read_generation
 from rollout.errors import EngineError, EngineMismatch, EngineRefused
 
@@ -58,7 +58,7 @@ async def check_agreement(urls: Sequence[str]) -> Finding:
 
 async def _model_info(url: str) -> Answer:
     answer = await ask(f"{url}/model_info")
-    return answer if answer.status != 404 else await ask(f"{url}/get_model_info")  # as routers call it
+    return answer if answer.status != 404 else await ask(url + OTHER_PATHS["/model_info"])
 
 
 async def _workers(url: str) -> list[Finding]:

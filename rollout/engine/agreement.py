@@ -43,11 +43,14 @@ async def read_facts(client: EngineClient) -> dict[str, Any]:
     return facts
 
 
-def require_same(facts: Mapping[str, Mapping[str, Any]], *, but: Collection[str] = ()) -> None:
+def require_same(facts: Mapping[str, Mapping[str, Any]], *, but: Collection[str] = ()) -> dict[str, Any]:
     """Hold the facts of engines against each other, by URL; what one does not state is no difference.
 
     Args:
         but: facts in which they may differ.
+
+    Returns:
+        What they state together; of a fact in which they differ, the last one's.
 
     Raises:
         EngineMismatch: names the first fact that differs and two URLs.
@@ -62,6 +65,7 @@ def require_same(facts: Mapping[str, Mapping[str, Any]], *, but: Collection[str]
                     f"engines that share sessions must serve the same, but {name} is {expected!r} at {first} "
                     f"and {value!r} at {url}"
                 )
+    return {name: value for told in facts.values() for name, value in told.items()}
 
 
 async def common_facts(urls: Sequence[str]) -> dict[str, Any]:
@@ -74,5 +78,4 @@ async def common_facts(urls: Sequence[str]) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(EngineClient(url)) for url in urls]
         told = await asyncio.gather(*(read_facts(client) for client in clients))
-    require_same(dict(zip(urls, told, strict=True)))
-    return {name: value for facts in told for name, value in facts.items()}
+    return require_same(dict(zip(urls, told, strict=True)))

@@ -7,11 +7,11 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import orjson
 
+from rollout.closing import ClosedByBlock
 from rollout.engine.pressure import Gate, Load, read_loads
 from rollout.engine.retrying import persist
 from rollout.engine.wire import DeadlinePassed, Wire
@@ -27,11 +27,11 @@ PATIENCE_S = 5.0
 QUEUE_BOUND = 16
 _ADMIN_TIMEOUT_S = 10.0
 _JSON = {"Content-Type": "application/json"}
-_OTHER_PATHS = {"/model_info": "/get_model_info", "/server_info": "/get_server_info"}
+OTHER_PATHS = {"/model_info": "/get_model_info", "/server_info": "/get_server_info"}
 """Routers know these facts by their older names alone."""
 
 
-class EngineClient:
+class EngineClient(ClosedByBlock):
     """One engine, or one router, any number of requests at once over reused connections.
 
     Belongs to one event loop; use it as an async context manager, or close it there.
@@ -57,14 +57,6 @@ class EngineClient:
         self._workers = Workers(self._wire, self.base_url)
         self._gate = Gate(self._loads, bound=queue_bound)
         self._served_as: dict[str, str] = {}
-
-    async def __aenter__(self) -> EngineClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def held(self) -> int:
@@ -158,7 +150,7 @@ class EngineClient:
         return await self._facts_of(self.base_url, path)
 
     async def _facts_of(self, url: str, path: str) -> dict[str, Any]:
-        other = _OTHER_PATHS.get(path, path)
+        other = OTHER_PATHS.get(path, path)
         try:
             return await self._wire.ask("GET", url + self._served_as.get(path, path), _ADMIN_TIMEOUT_S)
         except EngineRefused as refused:

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
+from rollout.closing import ClosedByBlock
 from rollout.engine.agreement import read_facts, require_same
 from rollout.engine.client import EngineClient
 from rollout.engine.retrying import unbegun
@@ -65,7 +65,7 @@ class _Member:
             self.facts["weight_version"] = meta["weight_version"]
 
 
-class EnginePool:
+class EnginePool(ClosedByBlock):
     """As an EngineClient, in front of several engines. Belongs to one event loop.
 
     Before the first request all engines are asked what they serve. Those that answer must serve the same, and are
@@ -86,14 +86,6 @@ class EnginePool:
         self._asking, self._asked = asyncio.Lock(), False
         self._mismatch: tuple[str, float] | None = None
         self._any = asyncio.Event()
-
-    async def __aenter__(self) -> EnginePool:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def held(self) -> int:

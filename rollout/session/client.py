@@ -6,13 +6,13 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import aiohttp
 import orjson
 import pyarrow as pa
 
+from rollout.closing import ClosedByBlock
 from rollout.columns import table_to_samples
 from rollout.errors import SessionRefused, SessionUnreachable, describe
 from rollout.sample import Sample
@@ -50,7 +50,7 @@ class CollectedSamples:
     exchanges: int | None = None
 
 
-class SessionClient:
+class SessionClient(ClosedByBlock):
     """Requests with the driver's right to the session server at `base_url`.
 
     All methods raise SessionRefused for an answer outside 2xx and SessionUnreachable for none, or for
@@ -68,14 +68,6 @@ class SessionClient:
         self._patience_s = patience_s
         self._lost: str | None = None
         self._http: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> SessionClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         if self._http is not None:
