@@ -47,6 +47,7 @@ def command(batch_id: str, *options: object) -> list[object]:
     return ["run", "--prompts", "prompts.jsonl", "--batch-id", batch_id, *fixed, *options]
 
 
+@pytest.mark.full
 def test_a_canary_that_fails_stops_the_batch_and_is_run_anew_when_the_agent_is_mended(mended, tmp_path: Path):
     shown = mended.succeeds(*command("sick", "--canary", 1, "--dry-run"))
     assert "canary_rollouts  2\n" in shown and "shards           2\n" in shown

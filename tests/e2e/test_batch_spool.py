@@ -68,7 +68,6 @@ def wait_for_a_moment(run: Run, proxy: FaultyProxy, lake: Path, home: Path, n_ca
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(3, marks=pytest.mark.timeout(400)),
         pytest.param(10, marks=[pytest.mark.full, pytest.mark.timeout(1500)]),
         *(pytest.param(kills, marks=pytest.mark.timeout(60 * kills)) for kills in BY_HAND),
     ],

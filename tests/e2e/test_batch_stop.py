@@ -9,7 +9,13 @@ from command import reach
 from rollout.lake import scan_samples
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, id="INT"),
+        pytest.param(signal.SIGTERM, 143, id="TERM", marks=pytest.mark.full),
+    ],
+)
 def test_a_stopped_batch_goes_on(quick_rollout, batch_command, tmp_path: Path, number: int, code: int):
     lake = tmp_path / "lake"
     run = quick_rollout.start(*batch_command, "--lake", lake, "--concurrency", 2)

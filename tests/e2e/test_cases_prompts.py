@@ -26,6 +26,7 @@ def one_without_messages(path: Path, n: int) -> int:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.full
 def test_g25_one_row_without_messages_among_a_thousand(quick_rollout, tmp_path):
     """Refused with its line before anything runs; with --skip-bad-prompts 999 run and one is recorded as failed."""
     rollout, folder, n = quick_rollout, tmp_path, 1000
@@ -53,6 +54,7 @@ def test_g25_one_row_without_messages_among_a_thousand(quick_rollout, tmp_path):
     assert (n, "published") == (summary["rollouts"], summary["status"])
 
 
+@pytest.mark.full
 def test_prompts_of_a_lake_table_go_on_at_the_version_they_began_with(quick_rollout, tmp_path):
     table = tmp_path / "lake" / "tables" / "prompts"
     write_deltalake(table, pa.Table.from_pylist([question(k) for k in range(3)]))

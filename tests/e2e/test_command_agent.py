@@ -58,6 +58,7 @@ def test_a_shell_script_with_curl_is_an_agent(rollout, tmp_path):
     assert {1} == {json.loads(row["metadata"])["replies"] for row in found}
 
 
+@pytest.mark.full
 def test_a_refused_turn_is_the_sessions_to_explain_not_the_programs(rollout, tmp_path):
     """curl ends with exit code 22 for each HTTP error; the session's record says which it was."""
     (tmp_path / "agent.sh").write_text(SCRIPT)

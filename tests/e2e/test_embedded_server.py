@@ -269,6 +269,7 @@ def _run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.full
 def test_bad_input_is_one_line_and_exit_code_2(directory: Path, tmp_path: Path) -> None:
     nowhere = _run("--model", str(tmp_path / "nowhere"))
     assert (nowhere.returncode, nowhere.stdout) == (2, "")

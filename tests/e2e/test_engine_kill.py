@@ -42,13 +42,13 @@ def greedy(batch_command: list[str], lake: Path) -> list[str]:
     return [*batch_command, "--lake", str(lake), "--temperature", "0", "--concurrency", "16"]
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_batch_whose_engine_is_killed_has_the_rows_of_an_undisturbed_one(
-    quick_rollout: Rollout, batch_command: list[str], tmp_path: Path, kills: int
+    quick_rollout: Rollout, batch_command: list[str], tmp_path: Path
 ):
     quick_rollout.succeeds(*greedy(batch_command, tmp_path / "calm"))
     run = quick_rollout.start(*greedy(batch_command, tmp_path / "disturbed"))
-    rng, killed = random.Random(kills), 0
+    kills, killed, rng = 5, 0, random.Random(5)
     reach(run, "rolling out", 0.2)
     while killed < kills and run.process.poll() is None:
         wait_for(lambda: find(run, ENGINE) or run.process.poll() is not None, 60.0)
@@ -106,6 +106,7 @@ def test_g22_a_flow_run_that_is_cancelled_in_mid_generation_leaves_nothing(
     assert [] == run.left_over(GRACE_S)
 
 
+@pytest.mark.full
 def test_an_engine_that_cannot_come_back_stops_the_batch_with_a_reason(
     quick_rollout: Rollout, batch_command: list[str], tmp_path: Path
 ):

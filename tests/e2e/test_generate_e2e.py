@@ -108,6 +108,7 @@ async def test_greedy_rollouts_answer_through_the_tools_on_both_versions(engine,
     assert sum(rewards["v1"]) >= 0.9 * len(given)
 
 
+@pytest.mark.full
 async def test_the_same_seed_gives_the_same_rows_at_any_concurrency(engine, tmp_path):
     given = inputs(4, n_samples=2)
     alone = await shard(engine.url, tmp_path, given, concurrency=1, seed=5)

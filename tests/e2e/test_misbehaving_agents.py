@@ -88,6 +88,7 @@ def packaged(tmp_path, rollout):
     return rollout
 
 
+@pytest.mark.full
 def test_every_kind_of_misbehaviour_is_a_typed_row_and_costs_nobody_else(packaged, tmp_path):
     # Each misdeed stands between two well-behaved rollouts of the same seed and prompt.
     lines = [FINE, *(row for kind in KINDS for row in (prompt(kind), FINE))]

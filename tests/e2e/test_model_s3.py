@@ -57,6 +57,7 @@ def leftovers(home: Path) -> list[Path]:
     return list((home / "models").glob(".*.part"))
 
 
+@pytest.mark.full
 def test_a_batch_has_the_rows_of_the_local_checkpoint(
     object_store: ObjectStore, bucket: str, prefect_url: str, finished, batch_command: list[str], tmp_path: Path
 ):

@@ -53,6 +53,7 @@ def server_pids(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.full
 async def test_no_rollout_is_lost_or_begun_again(tmp_path):
     child = await start_embedded(None, log=tmp_path / "engine.log")
     try:

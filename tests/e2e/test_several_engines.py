@@ -67,6 +67,7 @@ def external(*engines: Counted) -> list[str]:
     return [*options, *(word for engine in engines for word in ("--engine-url", engine.proxy.url))]
 
 
+@pytest.mark.full
 def test_a_batch_goes_on_with_the_engines_that_are_left(
     quick_rollout: Rollout, batch_command: list[str], engines: list[Counted], tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_engines_that_differ_start_no_batch(
     assert 0 == first.tokens == other.tokens
 
 
+@pytest.mark.full
 def test_the_doctor_looks_at_each_engine_and_whether_they_agree(quick_rollout: Rollout, engines: list[Counted]) -> None:
     urls = [engine.proxy.url for engine in engines]
     options = ["doctor", "--json", *(word for url in urls for word in ("--engine-url", url))]

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from command import Rollout
 from faulty_proxy import FaultyProxy
 
@@ -20,6 +21,7 @@ def facts_of(rollout: Rollout, lake: Path) -> dict[str, Any]:
     return json.loads(rollout.succeeds("show", "mine", "--lake", lake, "--json"))
 
 
+@pytest.mark.full
 def test_a_running_batch_is_shown_as_far_as_it_is(
     quick_rollout: Rollout, engine_url: str, batch_command: list[str], tmp_path: Path
 ):

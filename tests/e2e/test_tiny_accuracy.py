@@ -27,6 +27,7 @@ def greedy():
     return make_sampler(CHECKPOINT)
 
 
+@pytest.mark.full
 def test_greedily_95_percent_of_500_held_out_prompts_are_right_through_the_tools(encoder, greedy):
     games = play(make_prompts(500, seed=2, kinds=TOOL_KINDS), greedy, encoder)
     right = [game for game in games if game.right and game.called]
