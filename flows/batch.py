@@ -21,19 +21,20 @@ from flows.stopping import keep_sigterm
 from rollout import __version__
 from rollout.batch.canary import canary_shards, require_staged
 from rollout.batch.check import ShardCheck, checkers, join_checks
+from rollout.batch.costs import batch_costs
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress, watched
 from rollout.batch.spool import SPOOLS, remove_batch_spools, remove_spools
 from rollout.batch.summary import Summary, batch_row
 from rollout.batch.worker import Worker
-from rollout.errors import BatchIncomplete, CanaryFailed, EngineError, FailedInARow, ParityFailed, SessionUnreachable
+from rollout.errors import BatchIncomplete, CanaryFailed, EngineError, FailedInARow, SessionUnreachable
 from rollout.home import state_home
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
 from tasks.engine import start_worker
 from tasks.parity import check_shard, live_parity, parity_failure
 from tasks.plan import plan_batch, write_plan
-from tasks.publish import Manifests, publish, quarantine
+from tasks.publish import publish, quarantine
 from tasks.report import progress_artifact, report
 from tasks.rollout import roll_out_shard
 
@@ -53,10 +54,12 @@ async def rollout_batch(**options: Any) -> dict[str, Any]:
     progress.summary = summary
     failure = parity_failure(batch, parity)
     if failure is not None:
-        await _hold_back(batch, manifests, parity, summary, failure, time.monotonic() - started)
+        row = _row(batch, summary, "quarantined", progress, time.monotonic() - started)
+        await quarantine(batch, manifests, parity, row, str(failure))
+        await report(batch, summary, f"Quarantined: {failure}")
         raise failure
     progress.phase = "publishing"
-    row = _row(batch, summary, "published", time.monotonic() - started)
+    row = _row(batch, summary, "published", progress, time.monotonic() - started)
     published = await publish(batch, manifests, parity, row)
     await report(batch, summary, f"Published as version {published.version} of the samples table.")
     return _result(batch, "published", published.version, already=published.already)
@@ -94,6 +97,7 @@ async def _shards(batch: Batch, progress: BatchProgress) -> tuple[list[ShardChec
         worker = None
         if len(staged) < len(batch.plan.shards) or batch.config.parity_live_fraction > 0:
             progress.phase = "starting the engine"
+            stack.enter_context(progress.holding())
             worker = await start_worker(stack, batch, state_home(), partial(_show_start, progress))
         await write_plan(batch)
         progress.first_rollout = time.monotonic()
@@ -211,20 +215,9 @@ def _incomplete(batch: Batch, error: BaseException) -> BatchIncomplete:
     )
 
 
-async def _hold_back(
-    batch: Batch,
-    manifests: Manifests,
-    parity: pa.Table,
-    summary: Summary,
-    failure: ParityFailed,
-    seconds_wall: float,
-) -> None:
-    row = _row(batch, summary, "quarantined", seconds_wall)
-    await quarantine(batch, manifests, parity, row, str(failure))
-    await report(batch, summary, f"Quarantined: {failure}")
-
-
-def _row(batch: Batch, summary: Summary, status: BatchStatus, seconds_wall: float) -> dict[str, Any]:
+def _row(
+    batch: Batch, summary: Summary, status: BatchStatus, progress: BatchProgress, seconds_wall: float
+) -> dict[str, Any]:
     provenance = {
         "package": __version__,
         "python": platform.python_version(),
@@ -237,6 +230,7 @@ def _row(batch: Batch, summary: Summary, status: BatchStatus, seconds_wall: floa
         status=status,
         plan=batch.plan,
         seconds_wall=seconds_wall,
+        costs=batch_costs(summary, batch, progress.seconds_held).to_json(),
         provenance=provenance,
         created_at=datetime.now(UTC),
     )

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rollout.batch.costs import COSTS, value_text
 from rollout.batch.spool import SPOOLS
 from rollout.batch.view import PLANNED, BatchView, find_sample, list_batches, view_batch
 from rollout.errors import BadInput
@@ -45,8 +46,10 @@ def show_batch(lake: str, batch_id: str, *, limit: int, as_json: bool) -> None:
     groups, facts = _groups(view), {**_facts(view), **_progress(view)}
     if as_json:
         return _print_json({**facts, "groups": groups})
-    for name, value in _as_text(view, facts).items():
-        print(f"{name:<17} {_cell(value)}")
+    text = _as_text(view, facts)
+    width = max(17, *map(len, text))
+    for name, value in text.items():
+        print(f"{name:<{width}} {_cell(value)}")
     if not groups:
         return
     columns = ["group", "prompt", "rollouts", "samples", "mean reward", "rewards", "status"]
@@ -170,6 +173,7 @@ def _facts(view: BatchView) -> dict[str, Any]:
         "n_prompts": plan.n_prompts if plan else row.get("n_prompts"),
         "n_rollouts": plan.n_rollouts if plan else row.get("n_rollouts"),
         "reward_mean": row.get("reward_mean"),
+        **({} if view.row is None else {name: row.get(name) for name in COSTS}),
     }
 
 
@@ -193,7 +197,7 @@ def _progress(view: BatchView) -> dict[str, Any]:
 
 def _as_text(view: BatchView, facts: dict[str, Any]) -> dict[str, Any]:
     """The facts as a person reads them."""
-    text = dict(facts)
+    text = {name: value_text(value) if name in COSTS else value for name, value in facts.items()}
     if view.undecided and view.plan is not None:
         del text["running"], text["shards"], text["rollouts_spooled"]
         text["status"] = _status_text(view)

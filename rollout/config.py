@@ -97,6 +97,12 @@ class BatchConfig(BaseModel):
     engine_url: str | None = Field(
         None, description="URL of an external SGLang server or router, or of several: with commas between them."
     )
+    engine_gpus: int | None = Field(
+        None, ge=0, le=4096, description="GPUs that the engines hold; null: as the recipe says, of external not known."
+    )
+    gpu_price_per_hour: float | None = Field(
+        None, ge=0.0, le=1_000_000.0, description="Price of one GPU for an hour, in any currency; null: no costs."
+    )
     concurrency: int = Field(16, ge=1, le=4096, description="Rollouts in flight at the engine.")
     shard_size: int = Field(32, ge=1, le=1_000_000, description="Rollouts of one Prefect task; cut between groups.")
     rollout_timeout_s: float = Field(300.0, gt=0, le=86400, description="Deadline of one rollout in seconds.")

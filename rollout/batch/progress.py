@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from rollout.generate import RolloutResult
 class BatchProgress:
     """Counts since the run began; shards and rollouts that an earlier run finished are counted as done at once.
 
-    `tokens` and `turns` are of this run alone; times are `time.monotonic()` seconds. `summary` is set
+    `tokens`, `turns` and `seconds_held` are of this run alone; times are `time.monotonic()` seconds. `summary` is set
     when every shard is checked. `live` counts the rollouts that run again for live parity.
     """
 
@@ -37,6 +38,7 @@ class BatchProgress:
     started: float = field(default_factory=time.monotonic)
     first_rollout: float | None = None
     last_rollout: float | None = None
+    seconds_held: float = 0.0
     summary: Summary | None = None
 
     def rollout_done(self, result: RolloutResult) -> None:
@@ -51,6 +53,15 @@ class BatchProgress:
         """Count what an earlier run of a shard finished (rollout.batch.spool)."""
         self.rollouts_done += len(rollouts)
         self.failed += sum(rows.samples.column("failure")[0].is_valid for rows in rollouts)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Count the block's wall time as time in which the batch held its engines."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds_held += time.monotonic() - started
 
     @property
     def tokens_per_second(self) -> float:

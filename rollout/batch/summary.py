@@ -183,10 +183,11 @@ def batch_row(
     status: BatchStatus,
     plan: Plan,
     seconds_wall: float,
+    costs: dict[str, float | None],
     provenance: dict[str, Any],
     created_at: datetime,
 ) -> dict[str, Any]:
-    """The row of the batches table that says how the batch ended. Seconds; `created_at` in UTC."""
+    """The row of the batches table that says how the batch ended. Seconds; `costs` by column; `created_at` in UTC."""
     return {
         "batch_id": plan.batch_id,
         "status": status,
@@ -208,7 +209,7 @@ def batch_row(
         "seconds_wall": seconds_wall,
         "seconds_engine": summary.seconds_engine,
         "seconds_parity": summary.seconds_parity,
-        "gpu_seconds": 0.0,
+        **costs,
         "provenance": dump_json(provenance),
         "derived_from": plan.derived_from,
         "created_at": created_at,

@@ -29,6 +29,8 @@ def test_the_batch_is_published_whole(finished):
     counts = json.loads(row["counts"])
     assert (32, samples.height) == (counts["rollouts"]["total"], counts["samples"]["total"])
     assert row["tokens_sampled"] >= row["tokens_trained"] > 0
+    assert 0 < row["seconds_held"] < row["seconds_wall"]
+    assert (0.0, None, None) == (row["gpu_seconds"], row["tokens_per_gpu_second"], row["cost"])
 
 
 def test_the_last_screen_says_what_came_out(finished):
@@ -81,6 +83,7 @@ def test_what_show_and_parity_say(rollout, finished):
     assert "mine" in rollout.succeeds("show", "--lake", lake)
     screen = rollout.succeeds("show", "mine", "--lake", lake)
     assert "published" in screen and re.search(r"^7 ", screen, re.M)
+    assert re.search(r"^gpu_seconds +0$", screen, re.M) and re.search(r"^cost +-$", screen, re.M)
     group = json.loads(rollout.succeeds("show", "mine", "--lake", lake, "--group", 4, "--json"))["samples"]
     assert {16, 17, 18, 19} == {row["rollout_key"] for row in group}
     one = group[0]["sample_id"]

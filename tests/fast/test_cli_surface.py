@@ -47,6 +47,8 @@ RUN_OPTIONS = [
     "--engine",
     "--engine-recipe",
     "--engine-url",
+    "--engine-gpus",
+    "--gpu-price-per-hour",
     "--concurrency",
     "--shard-size",
     "--rollout-timeout-s",

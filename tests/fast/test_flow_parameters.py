@@ -37,6 +37,8 @@ def test_the_generated_schema_is_flat_and_follows_the_model():
         ("temperature", {"type": "number", "minimum": 0.0, "maximum": 10.0, "default": 1.0}),
         ("session_version", {"type": "string", "enum": ["v1", "v2"], "default": "v2"}),
         ("engine", {"type": "string", "enum": ["embedded", "sglang", "external"], "default": "embedded"}),
+        ("engine_gpus", {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 4096}, {"type": "null"}]}),
+        ("gpu_price_per_hour", {"anyOf": [{"type": "number", "minimum": 0.0, "maximum": 1e6}, {"type": "null"}]}),
         ("shard_size", {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 32}),
         ("canary", {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 0}),
         ("parity_min_equal", {"type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.95}),

@@ -5,12 +5,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 from deltalake.schema import StructType
-from lake_batch import ENGINE, plan_batch, publish, sample_rows, stage_all
+from lake_batch import ENGINE, NOW, ROW, parity_rows, plan_batch, publish, sample_rows, stage_all
 
 from rollout.columns import ENGINE as ENGINE_TYPE
 from rollout.errors import BadLake
-from rollout.lake import LakePaths, scan_samples
-from rollout.lake.schema import DELTA_SCHEMAS, conform
+from rollout.lake import LakePaths, scan_batches, scan_samples
+from rollout.lake.publishing import publish_batch
+from rollout.lake.reading import newest_batch_row
+from rollout.lake.schema import DELTA_SCHEMAS, conform, rows_to_table
 from rollout.lake.tables import create_tables
 
 ADDED = "flags"
@@ -51,6 +53,22 @@ def test_old_and_new_rows_are_read_together(paths):
 
 
 BOTH = ("old", "new")
+
+
+def test_a_batches_table_without_costs_gets_them_and_keeps_its_rows(paths):
+    old = rows_to_table(
+        [{"batch_id": "old", "status": "published", "config_hash": "h", "created_at": NOW, "schema_version": 1}],
+        "batches",
+    )
+    write_deltalake(paths.table_uri("batches"), old.drop([*ADDED_COSTS]))
+    assert "seconds_held" not in newest_batch_row(paths, "old")
+    plan = plan_batch("new")
+    publish_batch(paths, plan, stage_all(paths, plan), parity_rows(plan), {**ROW, "seconds_held": 1.5})
+    rows = scan_batches(paths).select("batch_id", *ADDED_COSTS).collect().rows()
+    assert [("old", None, None, None, None), ("new", 1.5, None, None, None)] == rows
+
+
+ADDED_COSTS = ("seconds_held", "tokens_per_gpu_second", "cached_share", "cost_per_trained_token")
 
 
 def test_a_struct_that_lost_a_field_or_has_it_with_another_type_is_refused(paths):
