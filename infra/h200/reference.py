@@ -9,17 +9,13 @@ import re
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.h200.tally import Part, Tally
 
 REVISION = "b968826d9c46dd6066d109eabc6255188de91218"
 """The commit of Qwen/Qwen3-8B that the lane is about."""
-VERSIONS = ("v1", "v2")
-"""In this order, on the same server."""
-OPTIONS = {"temperature": 0, "seed": 20260803, "max-new-tokens": 128, "n-samples-per-prompt": 1}
-"""What both batches share; thinking is off by default."""
 TURNS = 9
 """Requests of one input."""
 
@@ -37,7 +33,6 @@ class Reference:
     inputs: int
     concurrency: int
     revision: str = REVISION
-    options: dict[str, object] = field(default_factory=lambda: dict(OPTIONS))
 
 
 def reference_on_h200(model: Path) -> Reference:
@@ -56,13 +51,14 @@ def reference_dry(folder: Path) -> Reference:
 
 
 def reference_parts(state: Reference) -> list[Part[Reference]]:
-    """One part: the revision, a batch for each version, and each input on both."""
+    """One part: the revision, a batch for each of two versions, and each input on both."""
     needs = ("aiohttp", "orjson", "tokenizers", "pyarrow", "renderers", "openai", "prefect", "deltalake", "polars")
-    return [Part(name="reference", checks=1 + len(VERSIONS) + state.inputs, needs=needs, run=check_reference)]
+    return [Part(name="reference", checks=3 + state.inputs, needs=needs, run=check_reference)]
 
 
 async def check_reference(state: Reference, tally: Tally) -> None:
     """Start SGLang on the checkpoint, run both batches and compare them input by input."""
+    from rollout.batch.reference import VERSIONS
     from rollout.batch.repeats import server_info
     from rollout.engine.checkpoint import read_checkpoint
     from rollout.engine.environment import host_gpus, sglang_python, share_gpus
@@ -102,24 +98,20 @@ def find_revision(model: Path) -> str | None:
 
 
 async def _batch(state: Reference, version: str, url: str, folder: Path, tally: Tally) -> None:
-    from rollout.agents.reference_case import reference_inputs
+    from rollout.batch.reference import OPTIONS, write_reference_prompts
     from rollout.process import bound_argv
 
-    prompts = folder / "reference.jsonl"
-    rows = [{**row, "agent": "reference_case"} for row in reference_inputs()[: state.inputs]]
-    prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    shared = {name.replace("_", "-"): "none" if value is None else value for name, value in OPTIONS.items()}
     options = {
-        "prompts": prompts,
+        **shared,
+        "prompts": write_reference_prompts(folder, state.inputs),
         "lake": folder / "lake",
         "batch-id": version,
         "session-version": version,
-        "reward": "none",
         "engine": "external",
         "engine-url": url,
         "model": state.model,
         "concurrency": state.concurrency,
-        "parity-min-equal": 1,
-        **state.options,
     }
     argv = [sys.executable, "-m", "rollout", "run", *(f"--{name}={value}" for name, value in options.items())]
     began = time.monotonic()
@@ -136,20 +128,7 @@ async def _batch(state: Reference, version: str, url: str, folder: Path, tally: 
 
 
 def _compare(state: Reference, lake: Path, tally: Tally) -> None:
-    from rollout.agents.reference_case import FIRST, SECOND
-    from rollout.lake import scan_samples
-    from rollout.parity.projections import PARITY, diff_projected
-    from rollout.parity.rows import rows_of
+    from rollout.batch.reference import VERSIONS, prove_inputs
 
-    both = [
-        {row["index"]: row for row in rows_of(scan_samples(lake, version).collect().to_arrow())} for version in VERSIONS
-    ]
-    for index in range(state.inputs):
-        one, other = (rows.get(index) for rows in both)
-        if one is None or other is None:
-            tally.check(f"input {index} is there on both", False)
-            continue
-        paths = diff_projected(one, other, PARITY)
-        played = [FIRST, SECOND] == other["metadata"].get("looked_up")  # else no tool was called, and all is vacuous
-        detail = "; ".join(paths[:3]) or ("" if played else "the model called other tools than the case is about")
-        tally.check(f"input {index} is the same bits on v1 and v2", played and not paths, detail)
+    for proof in prove_inputs(lake, VERSIONS, state.inputs):
+        tally.check(f"input {proof.index} is the same bits on v1 and v2", not proof.differs, proof.differs)
