@@ -17,7 +17,7 @@ import socket
 import sys
 import tomllib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -36,6 +36,9 @@ QUIET = {
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
 }
 """No outside calls, nothing on the user's terminal; a flow run's own log still reaches its server."""
+
+DRAIN_S = 30.0
+"""Seconds that a busy server has for the last events and log lines; task runs whose end is lost stay Running."""
 
 
 def user_api_url() -> str | None:
@@ -65,10 +68,18 @@ async def prefect_api() -> AsyncIterator[None]:
     assert "prefect" not in sys.modules, "Prefect was imported before its environment was set"
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if (url := user_api_url()) is not None:
+    url = user_api_url()
+    if url is not None:
         await asyncio.to_thread(_check_answers, url)
-        yield
-        return
+    async with _own_server() if url is None else nullcontext():
+        try:
+            yield
+        finally:
+            await _drain()
+
+
+@asynccontextmanager
+async def _own_server() -> AsyncIterator[None]:
     home, lock = _claim_home(state_home())
     os.environ["PREFECT_HOME"] = str(home)
     server = await start([sys.executable, "-m", "flows.server"], log=home / "server.log")
@@ -76,20 +87,19 @@ async def prefect_api() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await _drain()
         await asyncio.to_thread(server.stop)
         os.close(lock)
 
 
 async def _drain() -> None:
-    """Let Prefect's background workers send what they hold, so that none of them misses the server."""
+    """Let Prefect's background workers send what they hold: a server of ours ends next, or this process does."""
     if "prefect" not in sys.modules:
         return
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
     for worker in (EventsWorker, APILogWorker):
-        pending = worker.drain_all(timeout=10)
+        pending = worker.drain_all(timeout=DRAIN_S)
         if inspect.isawaitable(pending):
             await pending
 
