@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 from rollout.batch.prepare import Batch
-from rollout.batch.summary import Summary
 from rollout.config import BatchConfig
 from rollout.engine.environment import host_gpus, share_gpus
 from rollout.engine.recipes import find_recipe
+
+if TYPE_CHECKING:  # it brings openai, and `rollout show` reads costs
+    from rollout.batch.summary import Summary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
