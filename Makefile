@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN_READY := $(VENV)/.ready-run
 DEV_READY := $(VENV)/.ready-dev
+RAY_READY := $(VENV)/.ready-ray
 # SGLang pins its own torch, so it never shares an environment with ours: 2.6 GB, a minute or two.
 PLUGIN := rollout/engine/sglang_cpu_plugin
 SGLANG_READY := $(SGLANG_VENV)/.ready
@@ -26,7 +27,7 @@ run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine,
 test: $(DEV_READY)  ## Fast tests and one short end-to-end test per part
 	$(PYTEST) $(PARALLEL) tests/fast tests/e2e -m "not full"
 
-test-full: $(DEV_READY) $(SGLANG_READY) $(ROUTER_READY)  ## All the rest: long runs, kills, builds, SGLang on the CPU, routers, benchmarks as a smoke test
+test-full: $(RAY_READY) $(SGLANG_READY) $(ROUTER_READY)  ## All the rest: long runs, kills, builds, SGLang on the CPU, routers, benchmarks as a smoke test
 	ROLLOUT_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python \
 	  ROLLOUT_TEST_ROUTER_PYTHON=$(abspath $(ROUTER_VENV))/bin/python $(PYTEST) $(PARALLEL) tests/fast tests/e2e tests/bench -m full
 
@@ -55,6 +56,11 @@ $(DEV_READY): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing into $(VENV) with what the tests need (once, some minutes)"
 	$(PIP) -e '.[dev,train,agents]'
 	@touch $@ $(RUN_READY)
+
+$(RAY_READY): $(DEV_READY)
+	@echo "Installing Ray into $(VENV) (once, half a minute)"
+	$(PIP) -e '.[ray]'
+	@touch $@
 
 $(SGLANG_READY): $(wildcard $(PLUGIN)/*.txt $(PLUGIN)/*.toml $(PLUGIN)/src/*/*.py)
 	@echo "Installing SGLang into $(SGLANG_VENV) (once, some minutes)"

@@ -6,7 +6,7 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +27,7 @@ from rollout.batch.progress import BatchProgress, watched
 from rollout.batch.spool import SPOOLS, remove_batch_spools, remove_spools
 from rollout.batch.summary import Summary, batch_row
 from rollout.batch.worker import Worker
-from rollout.errors import BatchIncomplete, CanaryFailed, EngineError, FailedInARow, SessionUnreachable
+from rollout.errors import BatchIncomplete, CanaryFailed, EngineError, FailedInARow, SessionUnreachable, ShardLost
 from rollout.home import state_home
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
@@ -95,19 +95,17 @@ async def _shards(batch: Batch, progress: BatchProgress) -> tuple[list[ShardChec
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(checkers())
         worker = None
-        if len(staged) < len(batch.plan.shards) or batch.config.parity_live_fraction > 0:
-            progress.phase = "starting the engine"
-            stack.enter_context(progress.holding())
-            worker = await start_worker(stack, batch, state_home(), partial(_show_start, progress))
+        left = len(staged) < len(batch.plan.shards)
+        if batch.config.task_runner == "local" and (left or batch.config.parity_live_fraction > 0):
+            worker = await _start_worker(stack, batch, progress)
         await write_plan(batch)
+        roll_out = await _shard_runner(stack, batch, worker, progress) if left else None
         progress.first_rollout = time.monotonic()
-        slots = asyncio.Semaphore(_shards_at_once(batch))
 
         async def one(shard: int) -> ShardCheck:
             if shard not in staged:
-                assert worker is not None
-                async with slots:
-                    await roll_out_shard(worker, shard, progress)
+                assert roll_out is not None
+                await roll_out(shard)
                 progress.shards_staged += 1
             check = await check_shard(pool, batch, shard)
             progress.shards_checked += 1
@@ -115,17 +113,42 @@ async def _shards(batch: Batch, progress: BatchProgress) -> tuple[list[ShardChec
             return check
 
         checks = await _in_order(batch, progress, set(staged), one)
-        return checks, await _live(batch, worker, checks, progress)
+        return checks, await _live(stack, batch, worker, checks, progress)
+
+
+async def _start_worker(stack: AsyncExitStack, batch: Batch, progress: BatchProgress) -> Worker:
+    progress.phase = "starting the engine"
+    stack.enter_context(progress.holding())
+    return await start_worker(stack, batch, state_home(), partial(_show_start, progress))
+
+
+async def _shard_runner(
+    stack: AsyncExitStack, batch: Batch, worker: Worker | None, progress: BatchProgress
+) -> Callable[[int], Awaitable[None]]:
+    """What rolls out a shard: a Ray cluster, or the worker here with as many at once as keep its engine full."""
+    if batch.config.task_runner == "ray":
+        from tasks.ray import ray_shards  # Ray is an extra
+
+        progress.phase = "connecting to Ray"
+        return (await stack.enter_async_context(ray_shards(batch, progress))).roll_out
+    slots = asyncio.Semaphore(_shards_at_once(batch))
+
+    async def here(shard: int) -> None:
+        assert worker is not None
+        async with slots:
+            await roll_out_shard(worker, shard, progress)
+
+    return here
 
 
 async def _live(
-    batch: Batch, worker: Worker | None, checks: list[ShardCheck], progress: BatchProgress
+    stack: AsyncExitStack, batch: Batch, worker: Worker | None, checks: list[ShardCheck], progress: BatchProgress
 ) -> pa.Table | None:
     """Live parity's rows; null where nothing is chosen, and of a batch that its replays hold back already."""
-    if worker is None or batch.config.parity_live_fraction == 0:
+    if batch.config.parity_live_fraction == 0 or parity_failure(batch, join_checks(checks)[0]) is not None:
         return None
-    if parity_failure(batch, join_checks(checks)[0]) is not None:
-        return None
+    if worker is None:  # the shards ran apart
+        worker = await _start_worker(stack, batch, progress)
     progress.phase = "live parity"
     try:
         return await live_parity(worker, checks, progress)
@@ -189,7 +212,7 @@ async def _all_or_none(batch: Batch, shards: list[Any]) -> list[ShardCheck]:
 
 def _stopped(batch: Batch, error: BaseException) -> BaseException:
     """What ends the batch, with how to go on where that is possible."""
-    if isinstance(error, (EngineError, SessionUnreachable, FailedInARow)):
+    if isinstance(error, (EngineError, SessionUnreachable, FailedInARow, ShardLost)):
         return _incomplete(batch, error)
     if isinstance(error, CanaryFailed):
         batch_id = batch.plan.batch_id

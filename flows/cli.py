@@ -73,6 +73,7 @@ def run(dry_run: bool, as_json: bool, **options: Any) -> None:
       rollout run --engine sglang --engine-recipe qwen3_8b_h200 --model ./Qwen3-8B
       rollout run --engine external --engine-url http://127.0.0.1:30000 --model ./Qwen3-8B
       rollout run --engine external --engine-url http://a:30000 --engine-url http://b:30000 --model ./Qwen3-8B
+      rollout run --lake s3://bucket/lake --task-runner ray --ray-resources H200=1
     """
     from flows import launch
 

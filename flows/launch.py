@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from flows.server import user_api_url
 from rollout.batch.canary import canary_shards
 from rollout.batch.prepare import Batch, RunOrigin, prepare
 from rollout.batch.prompts import paced
 from rollout.batch.spool import SPOOLS, remove_batch_spools
 from rollout.home import state_home
+from rollout.ray_options import require_ray
 
 
 def run_batch(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
@@ -32,6 +34,8 @@ def run_batch(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
         remove_batch_spools(state_home() / SPOOLS, batch.plan)  # a kill may have come between publishing and this
         _say_published(batch, as_json=as_json)
     else:
+        if batch.config.task_runner == "ray":
+            require_ray(user_api_url(), batch.config.modules)
         asyncio.run(_run(batch, given, as_json=as_json))
 
 

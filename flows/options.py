@@ -14,7 +14,7 @@ from rollout.config import BatchConfig
 
 NONE = "none"
 """What a user types for null where a field may be null."""
-REPEATED = ("engine_url",)
+REPEATED = ("engine_url", "ray_modules")
 """Fields with commas between values whose option may also be given once for each."""
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rollout.engine.urls import read_urls
 from rollout.errors import BadConfig
+from rollout.ray_options import parse_resources, read_modules
 from rollout.row_sampling import Bounds, parse_bounds, row_sampling
 
 BATCH_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
@@ -104,6 +105,21 @@ class BatchConfig(BaseModel):
         None, ge=0.0, le=1_000_000.0, description="Price of one GPU for an hour, in any currency; null: no costs."
     )
     concurrency: int = Field(16, ge=1, le=4096, description="Rollouts in flight at the engine.")
+    task_runner: Literal["local", "ray"] = Field(
+        "local", description="Where shards run: in the flow's process, or as tasks of a Ray cluster."
+    )
+    ray_address: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1000,
+        description="Ray cluster, as host:6379; null: RAY_ADDRESS, else this host's.",
+    )
+    ray_resources: str = Field(
+        "CPU=1", description="What one shard takes of a Ray node: GPU=1, or names of the cluster's own: H200=1,CPU=4."
+    )
+    ray_modules: str | None = Field(
+        None, description="Modules of yours that Ray brings to its nodes, with commas between: own_agent,own_tools."
+    )
     shard_size: int = Field(32, ge=1, le=1_000_000, description="Rollouts of one Prefect task; cut between groups.")
     rollout_timeout_s: float = Field(300.0, gt=0, le=86400, description="Deadline of one rollout in seconds.")
     max_attempts: int = Field(2, ge=1, le=10, description="Tries at a rollout whose engine failed.")
@@ -133,6 +149,17 @@ class BatchConfig(BaseModel):
     @classmethod
     def _check_engine_url(cls, value: str | None) -> str | None:
         return None if value is None else ",".join(read_urls(value))
+
+    @field_validator("ray_resources")
+    @classmethod
+    def _check_ray_resources(cls, value: str) -> str:
+        parse_resources(value)
+        return value
+
+    @field_validator("ray_modules")
+    @classmethod
+    def _check_ray_modules(cls, value: str | None) -> str | None:
+        return None if value is None else ",".join(read_modules(value))
 
     @field_validator("sampling_bounds")
     @classmethod
@@ -167,6 +194,11 @@ class BatchConfig(BaseModel):
     def engine_urls(self) -> list[str]:
         """Of the external engines, in the order given; none with engines of our own."""
         return [] if self.engine_url is None else read_urls(self.engine_url)
+
+    @property
+    def modules(self) -> list[str]:
+        """What Ray brings to its nodes, by the names of ray_modules."""
+        return [] if self.ray_modules is None else read_modules(self.ray_modules)
 
     @property
     def bounds(self) -> Bounds | None:

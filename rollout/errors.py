@@ -20,6 +20,7 @@ RolloutLakeError
 │   ├── EngineRefused            the engine answered 4xx: the request's fault, never the engine's
 │   └── EngineFailed             the engine answered 5xx: a repeat may help
 ├── FailedInARow                 max_failed_in_a_row rollouts failed one after another
+├── ShardLost                    the machines that ran a shard were lost, or would not run it
 ├── CanaryFailed                 a batch's first groups did not go well, so the rest was not started
 ├── StagedChanged                a staged file no longer has its manifest's digest
 ├── BatchIncomplete              planned shards are missing
@@ -168,6 +169,10 @@ class EngineRefused(EngineError):
 
 class FailedInARow(RolloutLakeError):
     """So many rollouts failed one after another that the batch ends early; it can be gone on with."""
+
+
+class ShardLost(RolloutLakeError):
+    """A shard that ran apart came to no end: its machines were lost or would not run it; the batch can go on."""
 
 
 class CanaryFailed(RolloutLakeError):

@@ -13,12 +13,14 @@ from zoneinfo import ZoneInfo
 from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
+from prefect.settings import PREFECT_API_URL
 
 from rollout.batch.prepare import Batch, RunOrigin, prepare
 from rollout.batch.prompts import PromptRow, paced
 from rollout.config import BatchConfig
 from rollout.errors import BadConfig
 from rollout.lake.staging import create_plan
+from rollout.ray_options import require_ray
 
 ALLOWED_COMMANDS = "ROLLOUT_ALLOWED_COMMANDS"
 """Environment variable of a worker: programs that a form's `agent_command` may start, with any arguments; by commas."""
@@ -37,7 +39,7 @@ async def plan_batch(options: dict[str, Any]) -> Batch:
     A flow run always has a value for every option, so where nobody knows better one that equals its
     default counts as not given.
     """
-    names = given_names.get()
+    names, known = _from_starter()
     defaults = {name: field.default for name, field in BatchConfig.model_fields.items()}
     given = {k: v for k, v in options.items() if (v != defaults[k] if names is None else k in names)}
     checked = paced(lambda rows: get_run_logger().info("checking prompts: %d rows", rows))
@@ -45,12 +47,20 @@ async def plan_batch(options: dict[str, Any]) -> Batch:
         given,
         await flow_run_origin(),
         checked=checked,
-        known=checked_rows.get(),
+        known=known,
         say=lambda text: get_run_logger().info(text),
     )
     if names is None:
         check_allowed_command(batch.config.agent_command)
+        check_allowed_cluster(batch.config.ray_address)
+    if batch.config.task_runner == "ray":
+        require_ray(PREFECT_API_URL.value(), batch.config.modules)
     return batch
+
+
+def _from_starter() -> tuple[frozenset[str] | None, Sequence[PromptRow]]:
+    """Apart from the task: Ray takes the flow along with its tasks' bodies, and no ContextVar can go with those."""
+    return given_names.get(), checked_rows.get()
 
 
 def check_allowed_command(command: str | None) -> None:
@@ -71,6 +81,16 @@ def check_allowed_command(command: str | None) -> None:
             f"agent_command: the worker's {ALLOWED_COMMANDS} does not allow {program!r} "
             f"(allowed: {', '.join(allowed) or 'none'})"
         )
+
+
+def check_allowed_cluster(address: str | None) -> None:
+    """Refuse a form's Ray cluster that is not the worker's own: what a cluster sends is run here.
+
+    Raises:
+        BadConfig: the address is not the one in RAY_ADDRESS.
+    """
+    if address not in (None, os.environ.get("RAY_ADDRESS")):
+        raise BadConfig(f"ray_address: {address} is not the worker's RAY_ADDRESS; set it there and leave this empty")
 
 
 @task(name="write plan", cache_policy=NO_CACHE, persist_result=False, retries=2, retry_delay_seconds=1)

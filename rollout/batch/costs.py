@@ -48,9 +48,10 @@ def value_text(value: float | None) -> str | None:
 def batch_costs(summary: Summary, batch: Batch, seconds_held: float) -> Costs:
     """What a batch cost whose run held its engines for `seconds_held`.
 
-    Of a batch that an earlier run had begun, that run's time is not known, nor what depends on it.
+    Of a batch that an earlier run had begun, that run's time is not known, nor what depends on it; no more is that of
+    engines on Ray's nodes.
     """
-    held = None if batch.planned else seconds_held
+    held = None if batch.planned or batch.config.task_runner == "ray" else seconds_held
     gpus, price = held_gpus(batch.config), batch.config.gpu_price_per_hour
     gpu_seconds = None if gpus is None or held is None else gpus * held
     cost = None if gpu_seconds is None or price is None else gpu_seconds / 3600.0 * price
@@ -72,7 +73,7 @@ def held_gpus(config: BatchConfig) -> int | None:
     """
     if config.engine_gpus is not None:
         return config.engine_gpus
-    if config.engine == "sglang":
+    if config.engine == "sglang" and config.task_runner == "local":
         return sum(map(len, share_gpus(find_recipe(str(config.engine_recipe)), host_gpus())))
     return 0 if config.engine == "embedded" else None
 

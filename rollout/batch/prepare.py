@@ -185,7 +185,8 @@ def _check_parts(config: BatchConfig, agents: Sequence[str]) -> None:
     find_matcher(config.matcher)
     find_picker(config.picker)
     find_finisher(config.finisher)
-    if config.engine == "sglang":
+    here = config.task_runner == "local" or config.parity_live_fraction > 0  # else on machines that look for themselves
+    if config.engine == "sglang" and here:
         share_gpus(find_recipe(str(config.engine_recipe)), host_gpus())
         sglang_python()
     if config.renderer != BatchConfig.model_fields["renderer"].default:  # renderers takes a while to import

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollout.batch.spool import RolloutRows
 from rollout.batch.summary import Summary
@@ -53,6 +54,14 @@ class BatchProgress:
         """Count what an earlier run of a shard finished (rollout.batch.spool)."""
         self.rollouts_done += len(rollouts)
         self.failed += sum(rows.samples.column("failure")[0].is_valid for rows in rollouts)
+
+    def shard_staged(self, counts: Mapping[str, Any]) -> None:
+        """Count a shard that another process rolled out, by its manifest's counts (ShardResult)."""
+        self.rollouts_done += sum(counts["rollouts"].values())
+        self.failed += sum(counts["failures"].values())
+        self.turns += counts["turns"]
+        self.tokens += counts["tokens_sampled"]
+        self.last_rollout = time.monotonic()
 
     @contextmanager
     def holding(self) -> Iterator[None]:

@@ -49,6 +49,11 @@ def test_what_depends_on_unknown_gpus_or_an_earlier_runs_time_is_null():
     ).to_json()
 
 
+def test_how_long_ray_held_its_nodes_is_not_known():
+    found = batch_costs(make_summary(), batch_of(**ON_EIGHT, gpu_price_per_hour=4.5, task_runner="ray"), 90.0)
+    assert {"seconds_held": None, "cached_share": 0.25, **NOTHING} == found.to_json()
+
+
 def test_nothing_is_divided_by_zero():
     empty = make_summary(tokens_prompt=0, tokens_trained=0)
     found = batch_costs(empty, batch_of(gpu_price_per_hour=4.5), 90.0)
@@ -66,6 +71,7 @@ def test_nothing_is_divided_by_zero():
         ({"engine": "sglang", "engine_recipe": "tiny_cpu"}, 0),
         ({"engine": "sglang", "engine_recipe": "qwen3_8b_h200"}, 3),
         ({"engine": "sglang", "engine_recipe": "qwen3_8b_h200", "engine_gpus": 2}, 2),
+        ({"engine": "sglang", "engine_recipe": "qwen3_8b_h200", "task_runner": "ray"}, None),
     ],
 )
 def test_gpus_are_what_was_said_else_what_is_started_here(monkeypatch, options, gpus):

@@ -39,6 +39,7 @@ def test_the_generated_schema_is_flat_and_follows_the_model():
         ("engine", {"type": "string", "enum": ["embedded", "sglang", "external"], "default": "embedded"}),
         ("engine_gpus", {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 4096}, {"type": "null"}]}),
         ("gpu_price_per_hour", {"anyOf": [{"type": "number", "minimum": 0.0, "maximum": 1e6}, {"type": "null"}]}),
+        ("task_runner", {"type": "string", "enum": ["local", "ray"], "default": "local"}),
         ("shard_size", {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 32}),
         ("canary", {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 0}),
         ("parity_min_equal", {"type": "number", "minimum": 0.0, "maximum": 1.0, "default": 0.95}),
