@@ -21,7 +21,7 @@ from flows.stopping import keep_sigterm
 from rollout import __version__
 from rollout.batch.canary import canary_shards, require_staged
 from rollout.batch.check import ShardCheck, checkers, join_checks
-from rollout.batch.costs import batch_costs
+from rollout.batch.costs import batch_costs, held_gpus
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress, watched
 from rollout.batch.spool import SPOOLS, remove_batch_spools, remove_spools
@@ -32,6 +32,7 @@ from rollout.home import state_home
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
 from tasks.engine import start_worker
+from tasks.gpus import gpus_held
 from tasks.parity import check_shard, live_parity, parity_failure
 from tasks.plan import plan_batch, write_plan
 from tasks.publish import publish, quarantine
@@ -117,6 +118,8 @@ async def _shards(batch: Batch, progress: BatchProgress) -> tuple[list[ShardChec
 
 
 async def _start_worker(stack: AsyncExitStack, batch: Batch, progress: BatchProgress) -> Worker:
+    n_gpus = held_gpus(batch.config) or 0
+    await stack.enter_async_context(gpus_held(n_gpus, partial(_show_start, progress)))
     progress.phase = "starting the engine"
     stack.enter_context(progress.holding())
     return await start_worker(stack, batch, state_home(), partial(_show_start, progress))
