@@ -43,7 +43,8 @@ def template_variables() -> dict[str, Any]:
 def test_the_unit_ends_the_flow_before_its_children(unit):
     service = unit["Service"]
     assert (["mixed"], ["always"]) == (service["KillMode"], service["Restart"])
-    assert int(service["TimeoutStopSec"][0]) > 30, "Prefect's worker gives a flow run 30 s"
+    (stop,) = service["ExecStop"]
+    assert "pkill --signal TERM --parent ${MAINPID}" in stop
     assert f"{HEARTBEAT}=30" in service["Environment"]
 
 
@@ -60,6 +61,16 @@ def test_every_placeholder_of_the_job_is_a_variable_that_is_described():
     assert set(re.findall(r"{{ (\w+) }}", job)) == set(variables)
     assert all(one["title"] and one["description"] for one in variables.values())
     assert "30" == variables["env"]["default"][HEARTBEAT]
+
+
+@pytest.mark.parametrize("file", [UNIT, TEMPLATE, CONTAINERFILE, ROOT / "infra" / "compose.yaml"], ids=lambda f: f.name)
+def test_nothing_calls_the_outside(file: Path):
+    assert re.search(r'\bDO_NOT_TRACK"?[:=]\s*"?1\b', file.read_text())
+
+
+def test_every_test_that_the_readme_names_is_there():
+    named = re.findall(r"`((?:fast|e2e)/test_\w+\.py)`", (ROOT / "infra" / "README.md").read_text())
+    assert named and not [name for name in named if not (TESTS / name).exists()]
 
 
 def test_the_image_is_of_the_sglang_that_the_tests_run():
