@@ -10,7 +10,6 @@ own: the user's Prefect profile and database are neither read nor written.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import inspect
 import os
 import socket
@@ -23,7 +22,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from rollout.errors import BadConfig
-from rollout.home import state_home
+from rollout.home import claim_folder, state_home
 from rollout.process import die_with_parent, say_ready, start
 
 QUIET = {
@@ -80,15 +79,14 @@ async def prefect_api() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _own_server() -> AsyncIterator[None]:
-    home, lock = _claim_home(state_home())
-    os.environ["PREFECT_HOME"] = str(home)
-    server = await start([sys.executable, "-m", "flows.server"], log=home / "server.log")
-    os.environ["PREFECT_API_URL"] = f"{server.url}/api"
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(server.stop)
-        os.close(lock)
+    with claim_folder(state_home(), "prefect") as home:  # two servers on one SQLite file lock each other out
+        os.environ["PREFECT_HOME"] = str(home)
+        server = await start([sys.executable, "-m", "flows.server"], log=home / "server.log")
+        os.environ["PREFECT_API_URL"] = f"{server.url}/api"
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(server.stop)
 
 
 async def _drain() -> None:
@@ -115,21 +113,6 @@ def _check_answers(url: str) -> None:
             f"PREFECT_API_URL {url} does not answer ({reason}): start that server, or unset it (and your Prefect "
             "profile's) to use one of our own"
         ) from error
-
-
-def _claim_home(state: Path) -> tuple[Path, int]:
-    """The first Prefect home that no other living run uses (two servers on one SQLite file lock each other out)."""
-    for number in range(1, 1000):
-        home = state / ("prefect" if number == 1 else f"prefect-{number}")
-        home.mkdir(parents=True, exist_ok=True)
-        lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        return home, lock
-    raise OSError(f"{state}: 999 runs are using it")
 
 
 def main() -> None:
