@@ -10,6 +10,7 @@ from pydantic import Field
 from flows.batch import rollout_batch
 from rollout.batch.reference import OPTIONS, VERSIONS
 from tasks.lane import lane_batches, prove_lane, reference_prompts
+from tasks.plan import refuse_relative_in_worker
 
 
 @flow(name="rollout-parity-lane", persist_result=False)
@@ -31,6 +32,7 @@ async def parity_lane(
         model: Checkpoint directory; null: the shipped one.
         concurrency: Rollouts in flight; 1 where the engine repeats itself only alone.
     """
+    refuse_relative_in_worker(lake=lake, model=model)
     prompts, batch_ids = await reference_prompts(), await lane_batches()
     given = {"lake": lake, "engine": engine, "engine_recipe": engine_recipe, "engine_url": engine_url, "model": model}
     for version, batch_id in zip(VERSIONS, batch_ids, strict=True):

@@ -8,6 +8,7 @@ from prefect import flow
 from pydantic import Field
 
 from tasks.maintain import forget_spools, keep_in_order
+from tasks.plan import refuse_relative_in_worker
 
 
 @flow(name="rollout-maintain-lake", persist_result=False)
@@ -21,6 +22,7 @@ async def maintain_lake(
         keep_days: Days for which a file that nothing names is taken for work in progress.
         dry_run: Only say what would be done.
     """
+    refuse_relative_in_worker(lake=lake)
     upkeep = await keep_in_order(lake, keep_days, dry_run)
     spools = await forget_spools(lake, dry_run)
     return {"lake": lake, "dry_run": dry_run, **upkeep.counts(), "spools": spools}

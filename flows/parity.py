@@ -15,6 +15,10 @@ from rollout.errors import BadInput
 from rollout.home import state_home
 from rollout.parity.cross_report import CrossReport
 from tasks.cross import ask_engine, record_verdicts, report_comparison
+from tasks.plan import refuse_relative_in_worker
+
+MAX_ROLLOUTS = 1_000_000_000
+"""Above any batch, and within the 64 bits beyond which Prefect's server answers 500 (prefect#15031)."""
 
 told: ContextVar[Progress | None] = ContextVar("told_of_comparison", default=None)
 """Who is told how far a comparison is, where somebody in this process wants to know."""
@@ -28,7 +32,7 @@ async def cross_engine(
     batch: str,
     against: str,
     lake: str = "./lake",
-    rollouts: Annotated[int | None, Field(ge=1)] = None,
+    rollouts: Annotated[int | None, Field(ge=1, le=MAX_ROLLOUTS)] = None,
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 1,
 ) -> dict[str, Any]:
     """Ask another engine the recorded turns of a published batch, and say where tokens and log-probs move.
@@ -40,6 +44,7 @@ async def cross_engine(
         rollouts: Compare so many at most, spread evenly over the batch; null: all.
         concurrency: Turns in flight at the engine; 1 where it repeats itself only alone.
     """
+    refuse_relative_in_worker(lake=lake)
     view = view_batch(lake, batch, state_home() / SPOOLS)
     if view.status not in ("published", "released"):
         raise BadInput(f"batch {batch} is {view.status}: only a published batch's comparison can be recorded")

@@ -266,3 +266,17 @@ def make_config(**options: Any) -> BatchConfig:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors()]
         raise BadConfig("; ".join(problems)) from error
+
+
+def refuse_relative(**paths: str | None) -> None:
+    """Refuse local paths that hang on a working directory where nobody chose one: in a worker.
+
+    Raises:
+        BadConfig: names the first parameter whose path is relative.
+    """
+    for name, path in paths.items():
+        if path is None or path == DEMO_PROMPTS or path.startswith(("/", "~")) or "://" in path:
+            continue
+        raise BadConfig(
+            f"{name}: {path!r} is relative, but a worker has no folder of yours: give the whole path or a URI"
+        )

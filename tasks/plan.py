@@ -13,17 +13,21 @@ from zoneinfo import ZoneInfo
 from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
+from prefect.runtime import deployment
 from prefect.settings import PREFECT_API_URL
 
 from rollout.batch.prepare import Batch, RunOrigin, prepare
 from rollout.batch.prompts import PromptRow, paced
-from rollout.config import BatchConfig
+from rollout.config import BatchConfig, refuse_relative
 from rollout.errors import BadConfig
 from rollout.lake.staging import create_plan
 from rollout.ray_options import require_ray
 
 ALLOWED_COMMANDS = "ROLLOUT_ALLOWED_COMMANDS"
 """Environment variable of a worker: programs that a form's `agent_command` may start, with any arguments; by commas."""
+
+PATHS = ("lake", "prompts", "model")
+"""Options that may be local paths of the worker."""
 
 given_names: ContextVar[frozenset[str] | None] = ContextVar("given_names", default=None)
 """Names of the options that the user gave, where whoever starts the flow knows them (the command does)."""
@@ -39,6 +43,7 @@ async def plan_batch(options: dict[str, Any]) -> Batch:
     A flow run always has a value for every option, so where nobody knows better one that equals its
     default counts as not given.
     """
+    refuse_relative_in_worker(**{name: options.get(name) for name in PATHS})
     names, known = _from_starter()
     defaults = {name: field.default for name, field in BatchConfig.model_fields.items()}
     given = {k: v for k, v in options.items() if (v != defaults[k] if names is None else k in names)}
@@ -61,6 +66,16 @@ async def plan_batch(options: dict[str, Any]) -> Batch:
 def _from_starter() -> tuple[frozenset[str] | None, Sequence[PromptRow]]:
     """Apart from the task: Ray takes the flow along with its tasks' bodies, and no ContextVar can go with those."""
     return given_names.get(), checked_rows.get()
+
+
+def refuse_relative_in_worker(**paths: str | None) -> None:
+    """Refuse relative paths in the run of a deployment; whoever runs a flow themselves knows where they are.
+
+    Raises:
+        BadConfig: one is relative.
+    """
+    if deployment.id is not None:
+        refuse_relative(**paths)
 
 
 def check_allowed_command(command: str | None) -> None:
@@ -109,7 +124,7 @@ async def flow_run_origin() -> RunOrigin:
     if run.deployment_id is None or not run.auto_scheduled or run.expected_start_time is None:
         return RunOrigin(created_at=created, flow_run_id=run.id.hex)
     async with get_client() as client:
-        deployment = await client.read_deployment(run.deployment_id)
-    zones = [zone for entry in deployment.schedules if (zone := getattr(entry.schedule, "timezone", None))]
+        scheduled = await client.read_deployment(run.deployment_id)
+    zones = [zone for entry in scheduled.schedules if (zone := getattr(entry.schedule, "timezone", None))]
     slot = run.expected_start_time.astimezone(ZoneInfo(zones[0] if zones else "UTC"))
-    return RunOrigin(created_at=created, flow_run_id=run.id.hex, deployment=deployment.name, slot=slot)
+    return RunOrigin(created_at=created, flow_run_id=run.id.hex, deployment=scheduled.name, slot=slot)

@@ -102,6 +102,7 @@ async def prepare(
     """
     config, stored = _resolve(given)
     paths = LakePaths(config.lake)
+    config = config.model_copy(update={"lake": paths.uri})  # whatever becomes of the working directory
     paths.check_nothing_in_the_way()
     if stored is not None:
         refuse_closed(paths, stored.batch_id)

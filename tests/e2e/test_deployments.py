@@ -9,21 +9,33 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.utilities.importtools import import_object
 
 from flows.server import QUIET
 from rollout.lake import scan_parity
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "infra" / "prefect.yaml"
-DECLARED = ["rollout-cross-engine/cross-engine"]
+DECLARED = [
+    "rollout-batch/rollout-batch",
+    "rollout-batch/nightly",
+    "rollout-cross-engine/cross-engine",
+    "rollout-parity-lane/parity-lane",
+    "rollout-maintain-lake/maintain-lake",
+]
 
 
-def test_every_deployment_names_a_flow_and_says_what_it_is_for():
+def test_every_deployment_names_a_flow_of_the_package_and_says_what_it_is_for():
     declared = yaml.safe_load(FILE.read_text())["deployments"]
-    assert [name.partition("/")[2] for name in DECLARED] == [one["name"] for one in declared]
+    assert DECLARED == [f"{import_object(one['entrypoint']).name}/{one['name']}" for one in declared]
     for one in declared:
-        file, _, name = one["entrypoint"].partition(":")
-        assert f"async def {name}(" in (ROOT / file).read_text() and one["description"]
+        environment = one["work_pool"]["job_variables"]["env"]
+        assert one["description"] and "30" == environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]
+
+
+def test_schedules_name_their_timezone_and_wait_to_be_turned_on():
+    schedules = [s for one in yaml.safe_load(FILE.read_text())["deployments"] for s in one.get("schedules", [])]
+    assert [("Europe/Berlin", False)] * 3 == [(schedule["timezone"], schedule["active"]) for schedule in schedules]
 
 
 @pytest.mark.full
@@ -49,7 +61,7 @@ def test_a_triggered_comparison_is_recorded(
     prefect("deploy", "--prefect-file", str(FILE), "--all")
     given = {"batch": "mine", "against": engine_url, "lake": str(lake), "rollouts": "4"}
     parameters = [word for name, value in given.items() for word in ("--param", f"{name}={value}")]
-    prefect("deployment", "run", DECLARED[0], *parameters)
+    prefect("deployment", "run", "rollout-cross-engine/cross-engine", *parameters)
     prefect("worker", "start", "--pool", "rollout", "--run-once")
     rows = scan_parity(lake, "mine").collect().filter(check="cross_engine")
     assert ["equal"] * 4 == rows["verdict"].to_list()

@@ -7,8 +7,10 @@ from uuid import UUID
 import pytest
 
 from flows.batch import rollout_batch
+from flows.lane import parity_lane
+from flows.maintain import maintain_lake
 from flows.parity import cross_engine
-from rollout.config import BatchConfig
+from rollout.config import BatchConfig, refuse_relative
 from rollout.errors import BadConfig
 from tasks import plan as plan_tasks
 
@@ -59,7 +61,7 @@ def test_the_parameters_of_the_comparison_are_locked():
     assert ["batch", "against", "lake", "rollouts", "concurrency"] == list(shown)
     assert all(one["description"] for one in shown.values())
     assert ("./lake", None, 1) == tuple(shown[name]["default"] for name in ("lake", "rollouts", "concurrency"))
-    assert {"type": "integer", "minimum": 1} == shown["rollouts"]["anyOf"][0]
+    assert {"type": "integer", "minimum": 1, "maximum": 1_000_000_000} == shown["rollouts"]["anyOf"][0]
     assert (1, 4096) == (shown["concurrency"]["minimum"], shown["concurrency"]["maximum"])
 
 
@@ -133,3 +135,33 @@ def test_a_form_starts_only_programs_that_the_worker_allows(monkeypatch, command
         return
     with pytest.raises(BadConfig, match=f"ROLLOUT_ALLOWED_COMMANDS does not allow .*allowed: {allowed or 'none'}"):
         plan_tasks.check_allowed_command(command)
+
+
+def test_the_parameters_of_lane_and_upkeep_are_locked():
+    lane, upkeep = (flow.parameters.model_dump()["properties"] for flow in (parity_lane, maintain_lake))
+    assert ["lake", "engine", "engine_recipe", "engine_url", "model", "concurrency"] == list(lane)
+    assert ["lake", "keep_days", "dry_run"] == list(upkeep)
+    assert ["embedded", "sglang", "external"] == lane["engine"]["enum"] and 1 == lane["concurrency"]["default"]
+    assert (7, 1, 3650) == tuple(upkeep["keep_days"][name] for name in ("default", "minimum", "maximum"))
+    assert all(one["description"] for one in (*lane.values(), *upkeep.values()))
+    assert ("rollout-parity-lane", "rollout-maintain-lake") == (parity_lane.name, maintain_lake.name)
+
+
+@pytest.mark.parametrize("path", ["lake", "./lake", "data/prompts.jsonl"])
+def test_a_worker_refuses_a_path_that_hangs_on_its_folder(path: str):
+    with pytest.raises(BadConfig, match=rf"prompts: '{path}' is relative, .*whole path"):
+        refuse_relative(lake="/lake", prompts=path)
+
+
+def test_a_worker_takes_whole_paths_and_uris():
+    refuse_relative(lake="s3://bucket/lake", prompts="demo", model=None)
+    refuse_relative(lake="file:///lake", prompts="~/prompts.jsonl", model="/models/one")
+
+
+@pytest.mark.parametrize("flow", [rollout_batch, cross_engine, parity_lane, maintain_lake], ids=lambda flow: flow.name)
+def test_every_whole_number_of_a_form_fits_into_64_bits(flow):
+    """G50: beyond them Prefect's server answers every poll with 500 (prefect#15031)."""
+    for name, shown in flow.parameters.model_dump()["properties"].items():
+        for part in shown.get("anyOf", [shown]):
+            if part["type"] == "integer":
+                assert -(2**63) <= part["minimum"] < part["maximum"] < 2**63, name
