@@ -17,7 +17,7 @@ from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from flows.options import flow_docstring, flow_signature
-from flows.stopping import keep_sigterm
+from flows.stopping import stoppable
 from rollout import __version__
 from rollout.batch.canary import canary_shards, require_staged
 from rollout.batch.check import ShardCheck, checkers, join_checks
@@ -41,7 +41,6 @@ from tasks.rollout import roll_out_shard
 
 
 async def rollout_batch(**options: Any) -> dict[str, Any]:
-    keep_sigterm()
     started, progress = time.monotonic(), watched()
     batch = await plan_batch(options)
     _show_plan(batch, progress)
@@ -68,7 +67,7 @@ async def rollout_batch(**options: Any) -> dict[str, Any]:
 
 rollout_batch.__signature__ = flow_signature()  # type: ignore[attr-defined]
 rollout_batch.__doc__ = flow_docstring("Run one batch of rollouts and publish it.")
-rollout_batch = flow(name="rollout-batch", persist_result=False)(rollout_batch)
+rollout_batch = flow(name="rollout-batch", persist_result=False)(stoppable(rollout_batch))
 
 
 def _show_plan(batch: Batch, progress: BatchProgress) -> None:

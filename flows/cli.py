@@ -186,6 +186,54 @@ def parity(
         raise typer.Exit(1)
 
 
+@app.command(epilog=ENVIRONMENT)
+def up(
+    lake: Annotated[str, typer.Option(help="Lake that the forms begin with: a local path or s3://.")] = "./lake",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's pages, on 127.0.0.1.")] = 4200,
+    as_json: AsJson = False,
+) -> None:
+    """Start Prefect's server with its pages, a worker of this host, and all deployments; Ctrl-C ends it all.
+
+    Runs, artifacts and schedules are kept in ROLLOUT_HOME from one `rollout up` to the next. Where a
+    PREFECT_API_URL is set, the deployments are registered there and only a worker is started.
+
+    \b
+    Examples:
+      rollout up
+      rollout up --lake s3://bucket/lake --port 4300
+    """
+    from flows.up import run_up
+
+    run_up(lake=lake, port=port, as_json=as_json)
+
+
+@app.command()
+def trigger(
+    deployment: Annotated[str, typer.Option(help="Deployment: its name, or flow/name.")],
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A parameter, once for each; JSON or plain text.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow the run to its end; exit code 1 unless it completes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run of a deployment, as the button in Prefect's pages does.
+
+    The server is that of PREFECT_API_URL, else of the `rollout up` that runs on this host.
+
+    \b
+    Examples:
+      rollout trigger --deployment rollout-batch --param n_samples_per_prompt=8 --watch
+      rollout trigger --deployment parity-lane
+      rollout trigger --deployment cross-engine --param batch=mine --param against=http://10.0.0.7:30000
+    """
+    from flows.trigger import run_trigger
+
+    if run_trigger(deployment, param or [], watch=watch, as_json=as_json):
+        raise typer.Exit(1)
+
+
 @app.command()
 def agents(as_json: AsJson = False) -> None:
     """List the installed agents, rewards, pickers, finishers and matchers, and what keeps one from loading.

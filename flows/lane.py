@@ -8,12 +8,14 @@ from prefect import flow
 from pydantic import Field
 
 from flows.batch import rollout_batch
+from flows.stopping import stoppable
 from rollout.batch.reference import OPTIONS, VERSIONS
 from tasks.lane import lane_batches, prove_lane, reference_prompts
 from tasks.plan import refuse_relative_in_worker
 
 
 @flow(name="rollout-parity-lane", persist_result=False)
+@stoppable
 async def parity_lane(
     lake: str = "./lake",
     engine: Literal["embedded", "sglang", "external"] = "embedded",

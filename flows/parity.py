@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
+from flows.stopping import stoppable
 from rollout.batch.against import Progress
 from rollout.batch.spool import SPOOLS
 from rollout.batch.view import view_batch
@@ -28,6 +29,7 @@ compared: ContextVar[list[CrossReport] | None] = ContextVar("compared", default=
 
 
 @flow(name="rollout-cross-engine", persist_result=False)
+@stoppable
 async def cross_engine(
     batch: str,
     against: str,

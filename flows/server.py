@@ -54,6 +54,15 @@ def user_api_url() -> str | None:
     return str(url) if url else None
 
 
+def use_quietly(api: str | None = None) -> None:
+    """Set this process's environment up for Prefect before its first import: nothing said, nothing called outside."""
+    assert "prefect" not in sys.modules, "Prefect was imported before its environment was set"
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if api is not None:
+        os.environ["PREFECT_API_URL"] = api
+
+
 @asynccontextmanager
 async def prefect_api() -> AsyncIterator[None]:
     """Set this process up for flows: the user's Prefect server, else one of ours for as long as the block lasts.
@@ -64,12 +73,10 @@ async def prefect_api() -> AsyncIterator[None]:
         BadConfig: the user's server does not answer.
         ChildFailed: ours did not start; its log's tail is quoted.
     """
-    assert "prefect" not in sys.modules, "Prefect was imported before its environment was set"
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    use_quietly()
     url = user_api_url()
     if url is not None:
-        await asyncio.to_thread(_check_answers, url)
+        await asyncio.to_thread(check_answers, url)
     async with _own_server() if url is None else nullcontext():
         try:
             yield
@@ -102,7 +109,12 @@ async def _drain() -> None:
             await pending
 
 
-def _check_answers(url: str) -> None:
+def check_answers(url: str) -> None:
+    """Whether a Prefect server of the user's is there.
+
+    Raises:
+        BadConfig: it does not answer.
+    """
     try:
         urlopen(f"{url.rstrip('/')}/health", timeout=10).close()
     except HTTPError:
@@ -115,11 +127,25 @@ def _check_answers(url: str) -> None:
         ) from error
 
 
+def _for_one_run() -> dict[str, str]:
+    return {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+
+
+def _with_pages(port: int) -> dict[str, str]:
+    """The pages call the API under this address; without it they would call port 4200."""
+    return {"PREFECT_UI_ENABLED": "1", "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+
+
 def main() -> None:
-    """Serve Prefect's API on a free loopback port until the parent ends."""
+    """Serve Prefect on loopback until the parent ends.
+
+    Without an argument only its API, on a free port, for one run; with a port as argument its pages,
+    schedules and automations, too.
+    """
     die_with_parent()
+    port = int(sys.argv[1]) if sys.argv[1:] else 0
     os.environ.pop("PREFECT_API_URL", None)
-    os.environ |= {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    os.environ |= _with_pages(port) if port else _for_one_run()
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -129,7 +155,12 @@ def main() -> None:
                 say_ready(port=sockets[0].getsockname()[1])
 
     config = uvicorn.Config(
-        "prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=0, log_level="error", lifespan="on"
+        "prefect.server.api.server:create_app",
+        factory=True,
+        host="127.0.0.1",
+        port=port,
+        log_level="error",
+        lifespan="on",
     )
     Server(config).run(sockets=[config.bind_socket()])
 

@@ -104,8 +104,17 @@ def checkers(processes: int = PROCESSES) -> Iterator[Checkers]:
     )
     try:
         yield Checkers(pool)
+    except BaseException:
+        _kill(pool)  # a check only reads, and a cancelled batch has no time to wait for it
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """What `kill_workers` does from Python 3.14 on."""
+    for process in list((pool._processes or {}).values()):
+        process.kill()
 
 
 def _become_checker(parent: int) -> None:

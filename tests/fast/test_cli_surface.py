@@ -82,6 +82,12 @@ def test_the_options_of_parity_are_locked():
     assert expected == [p.opts[0] for p in parameters]
 
 
+def test_the_options_of_up_and_trigger_are_locked():
+    commands = get_command(app).commands
+    assert ["--lake", "--port", "--json"] == [p.opts[0] for p in commands["up"].params]
+    assert ["--deployment", "--param", "--watch", "--json"] == [p.opts[0] for p in commands["trigger"].params]
+
+
 def test_every_field_of_the_configuration_is_an_option_and_a_flow_parameter():
     fields = list(BatchConfig.model_fields)
     assert fields == [parameter.name for parameter in cli_parameters()]

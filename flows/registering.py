@@ -1,0 +1,68 @@
+"""What `rollout up` makes of a bare Prefect server: a process work pool and the deployments of `prefect.yaml`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from uuid import UUID
+
+from rollout.errors import BadConfig
+
+DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
+POOL = "rollout"
+"""The work pool that `prefect.yaml` names."""
+
+
+async def register(environment: dict[str, str]) -> None:
+    """Create the pool and the deployments at PREFECT_API_URL, as `prefect` itself does; what is there is brought up
+    to date, but a schedule that somebody turned on stays on. This process's environment names the same server.
+
+    Raises:
+        BadConfig: the server refuses; its last line says why.
+    """
+    turned_on = await _active_schedules()
+    await prefect(environment, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+    await prefect(environment, "deploy", "--prefect-file", str(DEPLOYMENTS), "--all")
+    await _turn_on(turned_on)
+
+
+async def _active_schedules() -> set[tuple[UUID, str | None]]:
+    """(deployment, slug) of every schedule that is on; deploying turns them off again."""
+    from prefect import get_client
+
+    async with get_client() as client:
+        found = await client.read_deployments(limit=200)
+    return {(one.id, schedule.slug) for one in found for schedule in one.schedules if schedule.active}
+
+
+async def _turn_on(wanted: set[tuple[UUID, str | None]]) -> None:
+    from prefect import get_client
+
+    async with get_client() as client:
+        for deployment_id in {deployment_id for deployment_id, _ in wanted}:
+            for schedule in await client.read_deployment_schedules(deployment_id):
+                if (deployment_id, schedule.slug) in wanted and not schedule.active:
+                    await client.update_deployment_schedule(deployment_id, schedule.id, active=True)
+
+
+async def prefect(environment: dict[str, str], *arguments: str) -> None:
+    """Run Prefect's own command.
+
+    Raises:
+        BadConfig: it failed.
+    """
+    argv = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *argv, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        said, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        text = " ".join(said.decode(errors="replace").split())
+        raise BadConfig(f"prefect {' '.join(arguments[:2])} at {environment['PREFECT_API_URL']} failed: {text[-500:]}")
