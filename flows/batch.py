@@ -20,8 +20,9 @@ from flows.options import flow_docstring, flow_signature
 from flows.stopping import stoppable
 from rollout import __version__
 from rollout.batch.canary import canary_shards, require_staged
-from rollout.batch.check import ShardCheck, checkers, join_checks
-from rollout.batch.costs import batch_costs, held_gpus
+from rollout.batch.check import ShardCheck, checkers, join_checks, join_facts
+from rollout.batch.costs import Costs, batch_costs, held_gpus
+from rollout.batch.ending import Ending
 from rollout.batch.prepare import Batch
 from rollout.batch.progress import BatchProgress, watched
 from rollout.batch.spool import SPOOLS, remove_batch_spools, remove_spools
@@ -35,8 +36,9 @@ from tasks.engine import start_worker
 from tasks.gpus import gpus_held
 from tasks.parity import check_shard, live_parity, parity_failure
 from tasks.plan import plan_batch, write_plan
+from tasks.progress import progress_artifact
 from tasks.publish import publish, quarantine
-from tasks.report import progress_artifact, report
+from tasks.report import report
 from tasks.rollout import roll_out_shard
 
 
@@ -50,18 +52,21 @@ async def rollout_batch(**options: Any) -> dict[str, Any]:
     async with progress_artifact(progress):
         checks, live = await _shards(batch, progress)
     parity, summary = join_checks(checks, live)
+    costs = batch_costs(summary, batch, progress.seconds_held)
+    ending = Ending(batch, summary, costs, parity, join_facts(checks))
     manifests = {check.manifest.shard: check.manifest for check in checks}
     progress.summary = summary
     failure = parity_failure(batch, parity)
     if failure is not None:
-        row = _row(batch, summary, "quarantined", progress, time.monotonic() - started)
+        row = _row(batch, summary, costs, "quarantined", time.monotonic() - started)
         await quarantine(batch, manifests, parity, row, str(failure))
-        await report(batch, summary, f"Quarantined: {failure}")
+        await report(ending, f"Quarantined: {failure}")
         raise failure
     progress.phase = "publishing"
-    row = _row(batch, summary, "published", progress, time.monotonic() - started)
+    row = _row(batch, summary, costs, "published", time.monotonic() - started)
     published = await publish(batch, manifests, parity, row)
-    await report(batch, summary, f"Published as version {published.version} of the samples table.")
+    how = f"Published as version {published.version} of the samples table."
+    await report(ending, how, published.version)
     return _result(batch, "published", published.version, already=published.already)
 
 
@@ -240,9 +245,7 @@ def _incomplete(batch: Batch, error: BaseException) -> BatchIncomplete:
     )
 
 
-def _row(
-    batch: Batch, summary: Summary, status: BatchStatus, progress: BatchProgress, seconds_wall: float
-) -> dict[str, Any]:
+def _row(batch: Batch, summary: Summary, costs: Costs, status: BatchStatus, seconds_wall: float) -> dict[str, Any]:
     provenance = {
         "package": __version__,
         "python": platform.python_version(),
@@ -255,7 +258,7 @@ def _row(
         status=status,
         plan=batch.plan,
         seconds_wall=seconds_wall,
-        costs=batch_costs(summary, batch, progress.seconds_held).to_json(),
+        costs=costs.to_json(),
         provenance=provenance,
         created_at=datetime.now(UTC),
     )

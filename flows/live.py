@@ -38,7 +38,7 @@ async def _draw(progress: BatchProgress) -> None:
     def picture() -> RenderableType:
         spinner.update(text=Text(_status(progress)))
         bar = ProgressBar(total=1.0, completed=progress.share, width=60)
-        return Group(spinner, bar, Text(_counts(progress), style="dim")) if progress.rollouts else spinner
+        return Group(spinner, bar, Text(progress.counts, style="dim")) if progress.rollouts else spinner
 
     console = Console(stderr=True)
     with Live(picture(), console=console, refresh_per_second=8, transient=True) as live:
@@ -70,26 +70,10 @@ def _put(line: str) -> None:
 
 
 def _line(progress: BatchProgress) -> str:
-    return f"{_status(progress)}: {_counts(progress)}" if progress.rollouts else _status(progress)
+    return f"{_status(progress)}: {progress.counts}" if progress.rollouts else _status(progress)
 
 
 def _status(progress: BatchProgress) -> str:
     seconds = int(time.monotonic() - progress.started)
     name = f"{progress.batch_id} " if progress.batch_id else ""
     return f"[{seconds // 60}:{seconds % 60:02}] {name}{progress.phase}"
-
-
-def _counts(progress: BatchProgress) -> str:
-    parts = [
-        f"shards {progress.shards_staged}/{progress.shards}",
-        f"rollouts {progress.rollouts_done}/{progress.rollouts}",
-        f"{progress.turns} turns",
-        f"{progress.tokens_per_second:.0f} tokens/s",
-    ]
-    if progress.failed:
-        parts.append(f"{progress.failed} failed")
-    if progress.live:
-        parts.append(f"live {progress.live_done}/{progress.live}")
-    if progress.verdicts:
-        parts.append("parity " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(progress.verdicts.items())))
-    return ", ".join(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from datetime import UTC, datetime
 
 from prefect import get_run_logger, task
@@ -16,6 +15,7 @@ from rollout.batch.view import BatchView
 from rollout.lake.checks import record_check
 from rollout.parity.cross import CHECK
 from rollout.parity.cross_report import CrossReport, markdown, svg
+from rollout.plot import data_url
 
 
 @task(name="ask the other engine", cache_policy=NO_CACHE, persist_result=False)
@@ -39,7 +39,4 @@ async def record_verdicts(view: BatchView, report: CrossReport) -> None:
 async def report_comparison(report: CrossReport) -> None:
     """Leave the report as text with bars, and its histogram as a picture that the artifact itself carries."""
     await acreate_markdown_artifact(markdown(report), key="rollout-cross-engine", description=report.batch_id)
-    picture = base64.b64encode(svg(report).encode()).decode()
-    await acreate_image_artifact(
-        f"data:image/svg+xml;base64,{picture}", key="rollout-cross-engine-plot", description=report.batch_id
-    )
+    await acreate_image_artifact(data_url(svg(report)), key="rollout-cross-engine-plot", description=report.batch_id)

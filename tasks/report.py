@@ -1,53 +1,29 @@
-"""What a flow run shows in Prefect's UI: progress while it runs, a table and a text at its end."""
+"""What a flow run shows in Prefect's UI at its end: one artifact for each question, under keys that stay."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
-from uuid import UUID
 
 from prefect import task
-from prefect.artifacts import (
-    acreate_markdown_artifact,
-    acreate_progress_artifact,
-    acreate_table_artifact,
-    aupdate_progress_artifact,
-)
+from prefect.artifacts import acreate_image_artifact, acreate_markdown_artifact, acreate_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from rollout.background import beside
-from rollout.batch.prepare import Batch
-from rollout.batch.progress import BatchProgress
-from rollout.batch.report import summary_rows
-from rollout.batch.summary import Summary
-
-UPDATE_S = 5.0
-"""Seconds between two updates of the progress artifact."""
-
-
-@contextlib.asynccontextmanager
-async def progress_artifact(progress: BatchProgress) -> AsyncIterator[None]:
-    """Keep an artifact at `progress` for as long as the block lasts."""
-    created = await acreate_progress_artifact(0.0, key="rollout-batch-progress", description=progress.batch_id)
-    assert isinstance(created, UUID)
-    async with beside(_keep(created, progress)):
-        yield
-    await aupdate_progress_artifact(created, 100.0 * progress.share)
-
-
-async def _keep(artifact: UUID, progress: BatchProgress) -> None:
-    while True:
-        await asyncio.sleep(UPDATE_S)
-        await aupdate_progress_artifact(artifact, 100.0 * progress.share)
+from rollout.batch.ending import Ending
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False, retries=2, retry_delay_seconds=1)
-async def report(batch: Batch, summary: Summary, ending: str) -> None:
-    """Leave the summary as a table and as text; `ending` says in one line how the batch ended."""
-    rows: list[dict[str, Any]] = [{"what": what.strip(), "value": value} for what, value in summary_rows(summary)]
-    await acreate_table_artifact(rows, key="rollout-batch-summary", description=batch.plan.batch_id)
-    lines = "\n".join(f"| {row['what']} | {row['value']} |" for row in rows)
-    text = f"# {batch.plan.batch_id}\n\n{ending}\n\n| | |\n|---|---|\n{lines}\n"
-    await acreate_markdown_artifact(text, key="rollout-batch-report", description=batch.plan.batch_id)
+async def report(ending: Ending, how: str, version: int | None = None) -> None:
+    """Leave the batch's artifacts; `how` says in one line how it ended, `version` is the samples table's."""
+    rows: list[dict[str, Any]] = [{"what": what, "value": value} for what, value in ending.summary_rows()]
+    groups, of_groups = ending.groups()
+    name = ending.batch_id
+    await asyncio.gather(
+        acreate_table_artifact(rows, key="rollout-batch-summary", description=name),
+        acreate_markdown_artifact(ending.text(how), key="rollout-batch-report", description=name),
+        acreate_markdown_artifact(ending.parity_text(), key="rollout-batch-parity", description=name),
+        acreate_image_artifact(ending.parity_plot(), key="rollout-batch-parity-plot", description=name),
+        acreate_table_artifact(groups, key="rollout-batch-groups", description=of_groups),
+        acreate_image_artifact(ending.distribution_plot(), key="rollout-batch-histograms", description=name),
+        acreate_markdown_artifact(ending.lake_text(version), key="rollout-batch-lake", description=name),
+    )

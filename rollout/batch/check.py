@@ -149,9 +149,13 @@ def _tito(tokenizer: str, renderer: str) -> Tito:
     return Tito(load_tokenizer(tokenizer), renderer)
 
 
+def join_facts(checks: list[ShardCheck]) -> pl.DataFrame:
+    """One small row per sample of the batch (rollout.batch.summary.sample_facts)."""
+    return pl.concat([check.facts for check in checks])
+
+
 def join_checks(checks: list[ShardCheck], live: pa.Table | None = None) -> tuple[pa.Table, Summary]:
     """The batch's parity rows, those of live runs last, and its summary, from the checks of all its shards."""
     parity = pa.concat_tables([*(check.parity for check in checks), *([] if live is None else [live])])
-    facts = pl.concat([check.facts for check in checks])
     exchanges = pl.concat([check.exchanges for check in checks])
-    return parity, summarise(facts, exchanges, summarize(parity))
+    return parity, summarise(join_facts(checks), exchanges, summarize(parity))

@@ -80,6 +80,23 @@ class BatchProgress:
         return self.tokens / max(1e-9, self.last_rollout - self.first_rollout)
 
     @property
+    def counts(self) -> str:
+        """How far the batch is, in words."""
+        parts = [
+            f"shards {self.shards_staged}/{self.shards}",
+            f"rollouts {self.rollouts_done}/{self.rollouts}",
+            f"{self.turns} turns",
+            f"{self.tokens_per_second:.0f} tokens/s",
+        ]
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if self.live:
+            parts.append(f"live {self.live_done}/{self.live}")
+        if self.verdicts:
+            parts.append("parity " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(self.verdicts.items())))
+        return ", ".join(parts)
+
+    @property
     def share(self) -> float:
         """0 to 1: rollouts done, the checks of their shards counting for a tenth."""
         if not self.rollouts or not self.shards:

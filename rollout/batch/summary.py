@@ -31,6 +31,7 @@ SAMPLE_COLUMNS = (
     "sibling",
     "status",
     "reward",
+    "response_length",
     "failure",
     "remove_sample",
     "loss_mask",

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
+from rollout.markdown import table
 from rollout.parity.cross import CrossVerdict
 from rollout.parity.ulp import FAR, Unit
+from rollout.plot import Chart
+from rollout.plot import svg as draw
 
 BAR = 40
 """Characters of the longest bar."""
-_WIDTH, _ROW, _LEFT, _RIGHT = 640, 22, 150, 110
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,16 +135,15 @@ def _length(n: int, most: int) -> int:
 
 def markdown(report: CrossReport, *, most: int = 50) -> str:
     """The report as Prefect shows it: sums, the histogram as a table with bars, and the rollouts that differ."""
-    lines = [f"# {report.batch_id} against another engine", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {_cell(value)} |" for name, value in headline(report)]
+    lines = [f"# {report.batch_id} against another engine", "", *table(["", ""], headline(report))]
     for unit in sorted(report.ulps):
-        lines += ["", f"## Log-prob distance in ULP of {unit}", "", "| ULP | tokens | |", "|---:|---:|:---|"]
-        lines += [f"| {label} | {n} | {bar} |" for label, n, bar in bars(report.histogram(unit))]
+        lines += ["", f"## Log-prob distance in ULP of {unit}", ""]
+        lines += table(["ULP", "tokens", ""], bars(report.histogram(unit)), ["---:", "---:", ":---"])
     differing = [found for found in report.verdicts if found.verdict != "equal"]
     if differing:
-        lines += ["", "## Rollouts", "", "| rollout | verdict | first token | first log-prob | max ULP |"]
-        lines += ["|---:|---|---|---|---:|"]
-        lines += [f"| {' | '.join(map(_cell, rollout_line(found)))} |" for found in differing[:most]]
+        names = ["rollout", "verdict", "first token", "first log-prob", "max ULP"]
+        rows = map(rollout_line, differing[:most])
+        lines += ["", "## Rollouts", "", *table(names, rows, ["---:", "---", "---", "---", "---:"])]
         if len(differing) > most:
             lines += ["", f"and {len(differing) - most} more"]
     return "\n".join(lines) + "\n"
@@ -156,24 +156,14 @@ def rollout_line(found: CrossVerdict) -> list[str]:
     return [str(found.index), verdict, *places, "-" if found.max_ulp is None else str(found.max_ulp)]
 
 
-def _cell(text: str) -> str:
-    return escape(text, quote=False).replace("|", "\\|")
-
-
 def svg(report: CrossReport) -> str:
     """The histograms as an SVG picture: a bar per bin, its count beside it."""
-    parts, y = [], 10
-    for unit in sorted(report.ulps):
-        bins = report.histogram(unit)
-        most = max((one.n for one in bins), default=0) or 1
-        y += _ROW
-        parts.append(f'<text x="10" y="{y}" font-weight="bold">log-prob distance, ULP of {unit}: tokens</text>')
-        for one in bins:
-            y += _ROW
-            width = (_WIDTH - _LEFT - _RIGHT) * one.n / most
-            parts.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end">{escape(one.label)}</text>')
-            parts.append(f'<rect x="{_LEFT}" y="{y - 13}" width="{width:.1f}" height="16" fill="#4878a8"/>')
-            parts.append(f'<text x="{_LEFT + width + 6:.1f}" y="{y}">{one.n}</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{y + 14}" '
-    style = 'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>'
-    return f"{head}{style}{''.join(parts)}</svg>"
+    return draw(
+        [
+            Chart(
+                title=f"log-prob distance, ULP of {unit}: tokens",
+                bars=[(one.label, one.n) for one in report.histogram(unit)],
+            )
+            for unit in sorted(report.ulps)
+        ]
+    )

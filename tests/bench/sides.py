@@ -201,7 +201,7 @@ async def _prefect(marks: Marks, shards: int) -> None:
         from rollout.batch.progress import BatchProgress
         from rollout.lake.schema import rows_to_table
         from tasks.parity import check_shard
-        from tasks.report import progress_artifact
+        from tasks.progress import progress_artifact
         from tasks.rollout import roll_out_shard
 
         marks["prefect_started"] = time.monotonic()

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prefect_seen import artifacts_of
 
 from rollout.lake.datafile import file_digest
 
@@ -96,6 +97,10 @@ def test_a_flip_under_a_rewritten_manifest_is_named_and_quarantines(quick_rollou
     assert differing["paths"][0].startswith(f"{path}: ")
     report = json.loads((staged_lake / "quarantine" / "mine" / "report.json").read_text())
     assert differing["paths"] == report["differing"][0]["paths"]
+    shown = artifacts_of(quick_rollout.environment["PREFECT_API_URL"], "mine")
+    for text in (shown["rollout-batch-report"], shown["rollout-batch-parity"]):
+        assert f"| rollout | {index} |" in text and f"| path | {path} |" in text
+    assert "is not published" in shown["rollout-batch-lake"]
     line = quick_rollout.refused("run", "--batch-id", "mine", "--lake", staged_lake)
     assert "quarantined" in line and "rollout release mine" in line and "rollout discard mine" in line
 

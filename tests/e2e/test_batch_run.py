@@ -6,8 +6,12 @@ import shutil
 from pathlib import Path
 
 import polars as pl
+from prefect_seen import artifacts_of
 
 from rollout.lake import scan_batches, scan_parity, scan_samples, scan_trajectories
+
+KEYS = {f"rollout-batch-{name}" for name in ("progress", "summary", "report", "lake", "groups", "histograms")}
+KEYS |= {"rollout-batch-parity", "rollout-batch-parity-plot"}
 
 
 def test_the_batch_is_published_whole(finished):
@@ -70,6 +74,11 @@ def test_a_second_batch_in_one_lake_without_id_and_as_json(quick_rollout, finish
         "--json",
     ]
     result = json.loads(quick_rollout.succeeds("run", *options))
+    shown = artifacts_of(quick_rollout.environment["PREFECT_API_URL"], result["batch_id"])
+    assert KEYS == {key for key in shown if key.startswith("rollout-batch-")}
+    assert 100.0 == shown["rollout-batch-progress"] and "rollouts 4/4" in shown["progress-text"]
+    assert [0, 1] == sorted(group["group"] for group in json.loads(shown["rollout-batch-groups"]))
+    assert f"| version | {result['version']} |" in shown["rollout-batch-lake"]
     assert re.fullmatch(r"\d{8}t\d{6}-[0-9a-f]{8}", result["batch_id"])
     assert (4, 4, False) == (result["rollouts"], result["summary"]["samples"], result["already"])
     assert 4 == scan_samples(lake, batch=result["batch_id"]).collect().height
