@@ -35,17 +35,21 @@ def stoppable(body: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Co
 
     @wraps(body)
     async def stopped(*given: Any, **options: Any) -> Any:
-        _take_sigterm(asyncio.current_task() if _in_worker else _stopped.get())
-        try:
-            return await body(*given, **options)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not _in_worker or task is None or not await _is_cancelling():
-                raise
-            task.uncancel()
-            return await _cancelled()
+        return await _run(body, given, options)  # all there is in here: Ray takes it along, and no ContextVar can go
 
     return stopped
+
+
+async def _run(body: Callable[..., Coroutine[Any, Any, Any]], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    _take_sigterm(asyncio.current_task() if _in_worker else _stopped.get())
+    try:
+        return await body(*given, **options)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not _in_worker or task is None or not await _is_cancelling():
+            raise
+        task.uncancel()
+        return await _cancelled()
 
 
 def _take_sigterm(task: asyncio.Task[Any] | None) -> None:
