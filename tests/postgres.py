@@ -32,10 +32,11 @@ START_S = 90.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefectServer:
-    """`pids` are of the processes of Prefect's own, by their names in the compose file; `uri` is PostgreSQL's."""
+    """`pids` are of Prefect's own processes, by their names in the compose file; PostgreSQL's URI, Valkey's URL."""
 
     url: str
     uri: str
+    valkey: str
     pids: dict[str, int]
 
     @property
@@ -96,7 +97,7 @@ def serve_prefect(folder: Path) -> Iterator[PrefectServer]:
             if name == "server":
                 _wait(url, process, folder / f"{name}.log")
             pids[name] = process.pid
-        yield PrefectServer(url=url, uri=uri, pids=pids)
+        yield PrefectServer(url=url, uri=uri, valkey=valkey.connection_url, pids=pids)
 
 
 @contextmanager

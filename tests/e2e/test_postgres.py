@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import valkey
 from command import Rollout
 from postgres import PrefectServer, compose_services, serve_prefect
 
@@ -68,3 +69,11 @@ def test_the_server_has_the_settings_of_the_compose_file(server: PrefectServer):
     assert {name: declared[name] for name in found} == found
     assert server.uri.startswith("postgresql+asyncpg://")
     assert 401 == httpx.post(f"{server.url}/flow_runs/filter", json={}).status_code
+
+
+def test_a_lease_is_kept_outside_the_server(server: PrefectServer):
+    server.ask("POST", "v2/concurrency_limits/", {"name": "gpu:host", "limit": 1})
+    asked = {"names": ["gpu:host"], "slots": 1, "mode": "concurrency", "lease_duration": 60}
+    lease = server.ask("POST", "v2/concurrency_limits/increment-with-lease", asked)["lease_id"]
+    with valkey.from_url(server.valkey) as client:
+        assert 1 == client.exists(f"prefect:concurrency:lease:{lease}")
