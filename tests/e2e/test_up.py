@@ -99,7 +99,7 @@ def test_g22_a_cancelled_batch_leaves_no_process_and_a_retry_goes_on(up: Up, hom
     staged = staged_shards(paths, "cancelled")
     assert 2 <= len(staged) < 8 and list((home.home / SPOOLS / "cancelled").rglob("*.spool"))
 
-    up.set_state(run, "SCHEDULED", "AwaitingRetry")
+    up.retry(run)
     assert "COMPLETED" == up.wait(run, "COMPLETED", "FAILED", "CRASHED")[0]
     again = staged_shards(paths, "cancelled")
     assert staged == {shard: again[shard] for shard in staged}, "what was staged is not made anew"
@@ -113,7 +113,7 @@ def test_a_killed_flow_is_crashed_and_can_be_retried(up: Up, batch: dict[str, An
     os.kill(int(flow.split()[0]), signal.SIGKILL)
     assert "CRASHED" == up.wait(run, "CRASHED", "COMPLETED", timeout_s=30)[0]
     wait_until(lambda: not has(up, ENGINE) and not has(up, SERVER), "its children end", 10)
-    up.set_state(run, "SCHEDULED", "AwaitingRetry")
+    up.retry(run)
     assert "COMPLETED" == up.wait(run, "COMPLETED", "FAILED", "CRASHED")[0]
     assert 32 == scan_samples(up.lake, "crashed").collect()["index"].n_unique()
 
