@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two at a time: most of an end-to-end test is one process. A worker keeps neighbours, and their engine, together.
 PARALLEL := -n 2 --dist worksteal
 
-.PHONY: run test test-full bench lint sglang-cpu routers
+.PHONY: run test test-full test-browser bench lint sglang-cpu routers
 .DEFAULT_GOAL := run
 
 run: $(RUN_READY)  ## One batch on the shipped prompts with the embedded engine, into ./lake
@@ -29,7 +29,10 @@ test: $(DEV_READY)  ## Fast tests and one short end-to-end test per part
 
 test-full: $(RAY_READY) $(SGLANG_READY) $(ROUTER_READY)  ## All the rest: long runs, kills, builds, SGLang on the CPU, routers, benchmarks as a smoke test
 	ROLLOUT_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python \
-	  ROLLOUT_TEST_ROUTER_PYTHON=$(abspath $(ROUTER_VENV))/bin/python $(PYTEST) $(PARALLEL) tests/fast tests/e2e tests/bench -m full
+	  ROLLOUT_TEST_ROUTER_PYTHON=$(abspath $(ROUTER_VENV))/bin/python $(PYTEST) $(PARALLEL) tests/fast tests/e2e tests/bench -m "full and not browser"
+
+test-browser: $(DEV_READY)  ## Prefect's pages in a real headless Chromium, which is installed where that may be done
+	$(PYTEST) tests/e2e/test_browser.py
 
 bench: $(DEV_READY)  ## Ratios on this machine; prints them, asserts none
 	BENCH_ROLLOUTS=1024 BENCH_REPEATS=3 $(PYTEST) tests/bench -s
