@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
@@ -37,6 +38,9 @@ def stoppable(body: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Co
     async def stopped(*given: Any, **options: Any) -> Any:
         return await _run(body, given, options)  # all there is in here: Ray takes it along, and no ContextVar can go
 
+    # Prefect reads parameters from these, and would look up names of annotations in this module.
+    stopped.__signature__ = inspect.signature(body, eval_str=True)  # type: ignore[attr-defined]
+    stopped.__annotations__ = inspect.get_annotations(body, eval_str=True)
     return stopped
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
+from prefect.exceptions import ParameterTypeError
 
 from flows.batch import rollout_batch
 from flows.lane import parity_lane
@@ -156,6 +157,16 @@ def test_a_worker_refuses_a_path_that_hangs_on_its_folder(path: str):
 def test_a_worker_takes_whole_paths_and_uris():
     refuse_relative(lake="s3://bucket/lake", prompts="demo", model=None)
     refuse_relative(lake="file:///lake", prompts="~/prompts.jsonl", model="/models/one")
+
+
+@pytest.mark.parametrize("flow", [rollout_batch, cross_engine, parity_lane, maintain_lake], ids=lambda flow: flow.name)
+def test_prefect_checks_the_parameters_of_every_flow(flow):
+    """It makes a model of the annotations, which must be known wherever the flow's body is wrapped."""
+    shown = flow.parameters.model_dump()
+    given = dict.fromkeys(shown["required"], "x") | {"lake": "/lake"}
+    assert "/lake" == flow.validate_parameters(given)["lake"]
+    with pytest.raises(ParameterTypeError):
+        flow.validate_parameters({**given, "lake": ["no text"]})
 
 
 @pytest.mark.parametrize("flow", [rollout_batch, cross_engine, parity_lane, maintain_lake], ids=lambda flow: flow.name)
