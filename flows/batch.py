@@ -33,6 +33,7 @@ from rollout.home import state_home
 from rollout.lake.schema import BatchStatus
 from rollout.lake.staging import staged_shards
 from tasks.engine import start_worker
+from tasks.events import tell
 from tasks.gpus import gpus_held
 from tasks.parity import check_shard, live_parity, parity_failure
 from tasks.plan import plan_batch, write_plan
@@ -60,11 +61,13 @@ async def rollout_batch(**options: Any) -> dict[str, Any]:
     if failure is not None:
         row = _row(batch, summary, costs, "quarantined", time.monotonic() - started)
         await quarantine(batch, manifests, parity, row, str(failure))
+        tell(batch, "quarantined", reason=str(failure))
         await report(ending, f"Quarantined: {failure}")
         raise failure
     progress.phase = "publishing"
     row = _row(batch, summary, costs, "published", time.monotonic() - started)
     published = await publish(batch, manifests, parity, row)
+    tell(batch, "published", version=published.version)
     how = f"Published as version {published.version} of the samples table."
     await report(ending, how, published.version)
     return _result(batch, "published", published.version, already=published.already)
@@ -219,6 +222,8 @@ async def _all_or_none(batch: Batch, shards: list[Any]) -> list[ShardCheck]:
 
 def _stopped(batch: Batch, error: BaseException) -> BaseException:
     """What ends the batch, with how to go on where that is possible."""
+    if isinstance(error, FailedInARow):
+        tell(batch, "failing", reason=str(error))
     if isinstance(error, (EngineError, SessionUnreachable, FailedInARow, ShardLost)):
         return _incomplete(batch, error)
     if isinstance(error, CanaryFailed):

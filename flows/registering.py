@@ -1,4 +1,4 @@
-"""What `rollout up` makes of a bare Prefect server: a process work pool and the deployments of `prefect.yaml`."""
+"""What `rollout up` makes of a bare Prefect server: a process work pool, our deployments and our automations."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
+import yaml
+
 from rollout.errors import BadConfig
 
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
+AUTOMATIONS = Path(__file__).with_name("automations.yaml")
 POOL = "rollout"
 """The work pool that `prefect.yaml` names."""
 
 
 async def register(environment: dict[str, str]) -> None:
-    """Create the pool and the deployments at PREFECT_API_URL, as `prefect` itself does; what is there is brought up
-    to date, but a schedule that somebody turned on stays on. This process's environment names the same server.
+    """Create pool, deployments and automations at PREFECT_API_URL, which this process's environment names, too.
+
+    Deployments that are there are brought up to date, but a schedule that somebody turned on stays on.
 
     Raises:
         BadConfig: the server refuses; its last line says why.
@@ -25,6 +29,7 @@ async def register(environment: dict[str, str]) -> None:
     await prefect(environment, "work-pool", "create", POOL, "--type", "process", "--overwrite")
     await prefect(environment, "deploy", "--prefect-file", str(DEPLOYMENTS), "--all")
     await _turn_on(turned_on)
+    await _create_automations()
 
 
 async def _active_schedules() -> set[tuple[UUID, str | None]]:
@@ -44,6 +49,18 @@ async def _turn_on(wanted: set[tuple[UUID, str | None]]) -> None:
             for schedule in await client.read_deployment_schedules(deployment_id):
                 if (deployment_id, schedule.slug) in wanted and not schedule.active:
                     await client.update_deployment_schedule(deployment_id, schedule.id, active=True)
+
+
+async def _create_automations() -> None:
+    """Those that the server has none of the name of: Prefect's own command would add another of each every time."""
+    from prefect import get_client
+    from prefect.events.schemas.automations import AutomationCore
+
+    async with get_client() as client:
+        there = {one.name for one in await client.read_automations()}
+        for declared in yaml.safe_load(AUTOMATIONS.read_text())["automations"]:
+            if declared["name"] not in there:
+                await client.create_automation(AutomationCore.model_validate(declared))
 
 
 async def prefect(environment: dict[str, str], *arguments: str) -> None:

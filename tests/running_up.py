@@ -65,6 +65,10 @@ class Up:
         wait_until(lambda: self.state(run_id)[0] in wanted, f"{wanted}, not {self.state(run_id)}", timeout_s)
         return self.state(run_id)
 
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Events of this name, the newest first."""
+        return self.call("POST", "/events/filter", {"filter": {"event": {"name": [name]}}})["events"]
+
     def artifact(self, run_id: str, key: str) -> Any:
         """Data of a flow run's artifact, null while there is none."""
         filters = {"flow_run_id": {"any_": [run_id]}, "key": {"any_": [key]}}

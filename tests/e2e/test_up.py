@@ -12,7 +12,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from command import Rollout
+from command import Rollout, reach
 from deltalake import DeltaTable
 from running_up import Up, running_up, wait_until
 
@@ -144,6 +144,36 @@ def test_a_paused_batch_ends_at_its_next_shard_and_goes_on_when_it_is_resumed(up
     assert set(range(32)) == set(scan_samples(up.lake, "paused").collect()["index"])
 
 
+def test_a_batch_that_is_published_or_keeps_failing_says_so(up: Up, batch: dict[str, Any]):
+    run = up.press_run("rollout-batch", **batch, batch_id="told")
+    bad = up.press_run("rollout-batch", **batch, batch_id="failing", max_seq_len=8, max_failed_in_a_row=3)
+    assert "COMPLETED" == up.wait(run, "COMPLETED", "FAILED", "CRASHED")[0]
+    state, message = up.wait(bad, "COMPLETED", "FAILED", "CRASHED")
+    assert "FAILED" == state and "3 rollouts failed in a row" in message
+    for name, batch_id in (("published", "told"), ("failing", "failing")):
+        wait_until(lambda name=name: bool(up.events(f"rollout.batch.{name}")), f"{name} is told", 30)
+        event = up.events(f"rollout.batch.{name}")[0]
+        assert (f"rollout.batch.{batch_id}", 32) == (
+            event["resource"]["prefect.resource.id"],
+            event["payload"]["rollouts"],
+        )
+        assert any(one["prefect.resource.role"] == "deployment" for one in event["related"])
+    wait_until(lambda: bool(up.events("prefect.automation.triggered")), "the automation for failing batches fires", 60)
+
+
+def test_a_run_without_heartbeat_is_crashed(up: Up, home: Rollout, prompt_file: Path, tmp_path: Path):
+    """Of a host that is lost, nobody is left to say so."""
+    there = {"PREFECT_API_URL": up.api, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+    lost = Rollout(home=tmp_path / "home", cwd=tmp_path, environment=there)
+    run = lost.start("run", "--prompts", prompt_file, "--lake", tmp_path / "lake", "--concurrency", 1)
+    reach(run, "rolling out", 1.0)
+    (flow_run,) = up.call("POST", "/flow_runs/filter", {"limit": 1, "sort": "START_TIME_DESC"})
+    run.end(signal.SIGKILL)
+    assert "RUNNING" == up.state(flow_run["id"])[0]
+    state, message = up.wait(flow_run["id"], "CRASHED", "COMPLETED", "FAILED", timeout_s=240)
+    assert "CRASHED" == state and "No heartbeat for 90 s" in message
+
+
 def test_a_schedule_that_is_turned_on_stays_on(up: Up, home: Rollout):
     (schedule,) = up.deployment("nightly")["schedules"]
     assert not schedule["active"]
@@ -153,6 +183,8 @@ def test_a_schedule_that_is_turned_on_stays_on(up: Up, home: Rollout):
     with running_up(another) as second:
         assert up.api == second.api, "it registers at the user's server and starts only a worker"
         assert second.deployment("nightly")["schedules"][0]["active"]
+        names = [one["name"] for one in up.call("POST", "/automations/filter", {})]
+        assert ["rollout-batch-failing", "rollout-batch-quarantined", "rollout-heartbeat-lost"] == sorted(names)
     assert [] == second.run.left_over()
 
 
