@@ -18,7 +18,7 @@ from rollout.session.answering import answer, error_body
 from rollout.session.anthropic import chat_body, to_message
 from rollout.session.chat import Chat
 from rollout.session.coalescing import Running, Sent
-from rollout.session.incoming import drop_parsed_arguments, read_body, sent_tokens
+from rollout.session.incoming import read_body, read_exact, sent_tokens
 from rollout.session.live import LiveSession
 from rollout.session.sse import EventStream
 from rollout.session.streaming import chat_events, event, message_events
@@ -71,10 +71,9 @@ class Endpoints:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         live = await self._client(request)
-        body = await read_body(request)
-        if b"parsed_arguments" in await request.read():  # read before, and kept: this only looks at it
-            drop_parsed_arguments(body)
+        body, resent = await read_body(request, live.resent.read)
         running = self._chat.begin(live, body, await _sent(request))
+        live.resent = resent.holding(running.turn.spelled)
         if running.turn.request.stream:
             events = partial(chat_events, include_usage=running.turn.request.include_usage)
             return await self._stream(request, live, running, events)
@@ -82,7 +81,7 @@ class Endpoints:
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
         live = await self._client(request)
-        body = chat_body(await read_body(request, exact=True), can_think=self._can_think)
+        body = chat_body(await read_body(request, read_exact), can_think=self._can_think)
         running = self._chat.begin(live, body, await _sent(request))
         if running.turn.request.stream:
             return await self._stream(request, live, running, lambda reply: message_events(to_message(reply)))
@@ -90,7 +89,7 @@ class Endpoints:
 
     async def _count(self, request: web.Request) -> web.Response:
         live = await self._client(request)
-        body = chat_body(await read_body(request, exact=True), can_think=self._can_think)
+        body = chat_body(await read_body(request, read_exact), can_think=self._can_think)
         return answer({"input_tokens": self._chat.count(live, body)})
 
     async def _stream(

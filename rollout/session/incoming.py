@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -23,11 +24,14 @@ def sent_tokens(request: web.Request) -> list[str]:
     return [*tokens, token.strip()] if scheme.lower() == "bearer" else tokens
 
 
-async def read_body(request: web.Request, *, exact: bool = False) -> Any:
-    """The parsed body; an empty one is {}.
+def read_exact(content: bytes) -> Any:
+    """JSON whose integers, of any length, keep their digits."""
+    value = orjson.loads(content)
+    return json.loads(content) if _LONG_NUMBER.search(content) else value
 
-    Args:
-        exact: integers of any length keep their digits.
+
+async def read_body(request: web.Request, read: Callable[[bytes], Any] = orjson.loads) -> Any:
+    """What `read` makes of the body; an empty one is {}.
 
     Raises:
         SessionRefused: 400, no JSON, or not what its Content-Encoding says.
@@ -37,8 +41,7 @@ async def read_body(request: web.Request, *, exact: bool = False) -> Any:
     except web.RequestPayloadError as error:
         raise SessionRefused(400, f"invalid body: {error}") from error
     try:
-        body = orjson.loads(content) if content.strip() else {}
-        return json.loads(content) if exact and _LONG_NUMBER.search(content) else body
+        return read(content if content.strip() else b"{}")
     except (ValueError, RecursionError) as error:
         raise SessionRefused(400, f"invalid JSON body: {error}") from error
 

@@ -17,6 +17,7 @@ from rollout.errors import SessionRefused
 from rollout.session.coalescing import Running
 from rollout.session.journal import Opened, SessionJournal
 from rollout.session.left import LeftSession
+from rollout.session.resent import Resent
 from rollout.session.session import Session
 
 
@@ -24,7 +25,7 @@ from rollout.session.session import Session
 class LiveSession:
     """One session with what only a server has: its key, its running generations, its refusals by status.
 
-    `used_at` is of the server's own clock, in seconds.
+    `used_at` is of the server's own clock, in seconds; `resent` is of the last chat body that was accepted.
     """
 
     session: Session
@@ -34,6 +35,7 @@ class LiveSession:
     generations: dict[str, Running] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     closed: bool = False
+    resent: Resent = field(default_factory=Resent)
 
     @property
     def session_id(self) -> str:

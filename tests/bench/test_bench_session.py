@@ -30,7 +30,7 @@ from vocabulary import fetch, qwen3
 
 from rollout.engine.generation import read_generation
 from rollout.process import Child, start
-from rollout.session.incoming import drop_parsed_arguments
+from rollout.session.resent import Resent
 from rollout.session.session import Session, open_session
 from rollout.session.settings import SessionSettings
 
@@ -189,7 +189,7 @@ async def _load(kind: str, tmp_path: Path, server: Child, *sizes: float, pinned:
 
 def test_parts_of_a_late_turn(script):
     """CPU of each part of a turn at turn 10 (of the short run: at the fourth) and at the last."""
-    played = [_play(script, open_session(SessionSettings(), qwen3(), str(number))) for number in range(5)]
+    played = [_play(script, open_session(SessionSettings(), qwen3(), str(number)))[0] for number in range(5)]
     early, late, width = (9, TURNS - 1, 5) if FULL else (3, TURNS - 1, 3)
     rows, facts = [], {}
     for part in played[0]:
@@ -202,16 +202,16 @@ def test_parts_of_a_late_turn(script):
     publish("session-parts", table(["part", f"turn {early + 1}, ms", f"turn {late + 1}, ms", "ratio"], rows), facts)
 
 
-def _play(script: list[ScriptedTurn], session: Session) -> dict[str, list[float]]:
-    """Seconds by part, one for each turn."""
+def _play(script: list[ScriptedTurn], session: Session) -> tuple[dict[str, list[float]], Resent]:
+    """Seconds by part, one for each turn; and what a server keeps beside the session."""
+    resent = Resent()
     parts: dict[str, list[float]] = {"own": [], "parse the body": [], "write input_ids": []}
     for turn in script:
         clock = [time.perf_counter()]
-        body = orjson.loads(turn.body)
+        body, resent = resent.read(turn.body)  # here and below as the endpoint does
         clock.append(time.perf_counter())
-        if b"parsed_arguments" in turn.body:  # as the endpoint does
-            drop_parsed_arguments(body)
         begun = session.begin(body, requested_at=START)
+        resent = resent.holding(begun.spelled)
         clock.append(time.perf_counter())
         request = orjson.dumps(begun.engine_body)
         clock.append(time.perf_counter())
@@ -223,7 +223,7 @@ def _play(script: list[ScriptedTurn], session: Session) -> dict[str, list[float]
         for name, seconds in zip(parts, (begin + commit, parse, write), strict=True):
             parts[name].append(seconds)
     assert len(session.nodes) == len(script)
-    return parts
+    return parts, resent
 
 
 def test_memory_of_a_long_session(script):
@@ -231,15 +231,16 @@ def test_memory_of_a_long_session(script):
     _play(script, open_session(SessionSettings(), qwen3(), "warm"))  # what is cached once is no session's
     gc.collect()
     tracemalloc.start()
-    sessions = []
+    sessions, kept = [], []
     try:
         for number in range(copies):
             sessions.append(open_session(SessionSettings(), qwen3(), str(number)))
-            _play(script, sessions[-1])
+            kept.append(_play(script, sessions[-1])[1])
         gc.collect()
         used = tracemalloc.get_traced_memory()[0] / copies
     finally:
         tracemalloc.stop()
+    assert all(one.known for one in kept)
     assert all(session.nodes[-1].n_tokens == n_tokens(script, TURNS) for session in sessions)
     text = len(orjson.dumps(orjson.loads(script[-1].body)["messages"])) + len(orjson.dumps(script[-1].message))
     tokens = n_tokens(script, TURNS)
