@@ -49,6 +49,7 @@ def test_a_triggered_comparison_is_recorded(
         "PREFECT_API_URL": prefect_url,
         "PREFECT_HOME": str(tmp_path / "prefect"),
         "ROLLOUT_HOME": str(rollout_home),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # as infra/README.md says of a worker
     }
 
     def prefect(*arguments: str) -> str:
