@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import yaml
 
 from rollout.errors import BadConfig
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.responses import DeploymentResponse
 
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 AUTOMATIONS = Path(__file__).with_name("automations.yaml")
@@ -17,31 +21,38 @@ POOL = "rollout"
 """The work pool that `prefect.yaml` names."""
 
 
-async def register(environment: dict[str, str]) -> None:
+async def register(environment: dict[str, str], *, own: bool) -> None:
     """Create pool, deployments and automations at PREFECT_API_URL, which this process's environment names, too.
 
-    Deployments that are there are brought up to date, but a schedule that somebody turned on stays on.
+    On a server of our own, deployments that are there are brought up to date, but a schedule that somebody turned
+    on stays on. On a user's, what all hosts share is left as it is once it is there: another host's lake is in it.
 
     Raises:
         BadConfig: the server refuses; its last line says why.
     """
-    turned_on = await _active_schedules()
-    await prefect(environment, "work-pool", "create", POOL, "--type", "process", "--overwrite")
-    await prefect(environment, "deploy", "--prefect-file", str(DEPLOYMENTS), "--all")
-    await _turn_on(turned_on)
+    there = await _ours()
+    if own or not there:
+        turned_on = {(one.id, schedule.slug) for one in there for schedule in one.schedules if schedule.active}
+        await prefect(environment, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+        try:
+            await prefect(environment, "deploy", "--prefect-file", str(DEPLOYMENTS), "--all")
+        finally:
+            await _turn_on(turned_on)
     await _create_automations()
 
 
-async def _active_schedules() -> set[tuple[UUID, str | None]]:
-    """(deployment, slug) of every schedule that is on; deploying turns them off again."""
+async def _ours() -> list[DeploymentResponse]:
     from prefect import get_client
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 
     async with get_client() as client:
-        found = await client.read_deployments(limit=200)
-    return {(one.id, schedule.slug) for one in found for schedule in one.schedules if schedule.active}
+        return await client.read_deployments(
+            deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=["rollout-lake"]))
+        )
 
 
 async def _turn_on(wanted: set[tuple[UUID, str | None]]) -> None:
+    """Turn schedules, by deployment and slug, on again: deploying turns them off."""
     from prefect import get_client
 
     async with get_client() as client:

@@ -52,13 +52,20 @@ async def _run(body: Callable[..., Coroutine[Any, Any, Any]], given: tuple[Any, 
         task = asyncio.current_task()
         if not _in_worker or task is None or not await _is_cancelling():
             raise
-        task.uncancel()
+        while task.uncancel():
+            pass
         return await _cancelled()
+
+
+def _cancel_once(task: asyncio.Task[Any]) -> None:
+    """A second signal would cut short what the first one lets end in order."""
+    if not task.cancelling():
+        task.cancel()
 
 
 def _take_sigterm(task: asyncio.Task[Any] | None) -> None:
     if task is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel_once, task)
 
 
 async def _is_cancelling() -> bool:
@@ -69,8 +76,11 @@ async def _is_cancelling() -> bool:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return False
-    async with get_client() as client:
-        run = await client.read_flow_run(context.flow_run.id)
+    try:
+        async with get_client() as client:
+            run = await client.read_flow_run(context.flow_run.id)
+    except Exception:  # whatever keeps the server from saying it, the run is cancelled all the same
+        return False
     return run.state is not None and run.state.is_cancelling()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -69,9 +70,12 @@ def _read(name: str, value: str) -> Any:
         raise BadConfig(f"{name}: {constant} is no number that a run can be given")
 
     try:
-        return json.loads(value, parse_constant=refuse)
-    except json.JSONDecodeError:
+        found = json.loads(value, parse_constant=refuse)
+    except BadConfig:
+        raise
+    except ValueError:
         return value
+    return refuse(value) if isinstance(found, float) and not math.isfinite(found) else found
 
 
 async def _trigger(name: str, parameters: dict[str, Any], *, watch: bool, quiet: bool) -> FlowRun:
@@ -141,4 +145,5 @@ async def _progress(client: PrefectClient, run: FlowRun) -> str:
 
     own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]), type=ArtifactFilterType(any_=["progress"]))
     found = await client.read_artifacts(artifact_filter=own)
-    return f"{float(str(found[0].data)):.0f} %" if found else ""
+    newest = max(found, key=lambda one: str(one.created), default=None)  # a retried run has several
+    return "" if newest is None else f"{float(str(newest.data)):.0f} %"

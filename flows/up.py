@@ -15,6 +15,7 @@ from flows.registering import POOL, register
 from flows.server import QUIET, check_answers, use_quietly, user_api_url
 from flows.stopping import stop_by_sigterm
 from rollout.errors import BadConfig, PortInUse
+from rollout.flock import any_locked
 from rollout.home import state_home
 from rollout.lake.paths import LakePaths
 from rollout.process import Child, ChildFailed, log_tail, spawn, start
@@ -48,10 +49,10 @@ async def _up(lake: str, port: int, *, as_json: bool) -> None:
         else:
             await asyncio.to_thread(check_answers, api)
             server = None
-        environment = _environment(api, lake)
+        environment = _environment(api, lake, own=server is not None)
         use_quietly(api)
         _say("registering deployments", quiet=as_json)
-        await register(environment)
+        await register(environment, own=server is not None)
         worker = _start_worker(stack, environment)
         _show(api, lake, as_json=as_json)
         await _watch([child for child in (server, worker) if child is not None])
@@ -79,7 +80,9 @@ def up_home() -> Path:
 
 
 def running_up() -> str | None:
-    """API of the `rollout up` that runs on this host, null if none does."""
+    """API of the `rollout up` that runs on this host, null if none does or it is still starting."""
+    if any_locked([up_home() / "lock"]) is False:
+        return None  # one that was killed leaves its address
     try:
         return (up_home() / "url").read_text()
     except FileNotFoundError:
@@ -116,18 +119,19 @@ def _check_port(port: int) -> None:
             raise PortInUse(f"port {port}: {error.strerror}; choose another --port") from error
 
 
-def _environment(api: str, lake: str) -> dict[str, str]:
+def _environment(api: str, lake: str, *, own: bool) -> dict[str, str]:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    own = {"PREFECT_API_URL": api, "PREFECT_HOME": str(up_home()), "ROLLOUT_LAKE": lake, "PATH": programs}
-    quiet = {name: value for name, value in QUIET.items() if name != CONSOLE_LEVEL}  # their output goes to a log file
-    return {**os.environ, **quiet, **own}
+    named = {"PREFECT_API_URL": api, "ROLLOUT_LAKE": lake, "PATH": programs, CONSOLE_LEVEL: "INFO"}
+    if own:  # else the user's profile may hold what their server asks for
+        named["PREFECT_HOME"] = str(up_home())
+    return {**os.environ, **QUIET, **named}
 
 
 def _start_worker(stack: AsyncExitStack, environment: dict[str, str]) -> Child:
     """A worker of this host; it ends its flow runs in order, and these end with it in any case."""
     log = up_home() / "worker.log"
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", socket.gethostname()]
-    process = spawn(argv, log=log, env=environment)
+    process = spawn(argv, log=log, env=environment, says_ready=False)
     worker = Child(process=process, facts={}, log=log)
     stack.callback(worker.stop, STOP_S)
     return worker

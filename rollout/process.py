@@ -179,15 +179,20 @@ class Child:
             self.process.stdout.close()
 
 
-def spawn(argv: Sequence[str], *, log: Path, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start `argv` in its own process group, bound to this process's life, stderr appended to `log`."""
+def spawn(
+    argv: Sequence[str], *, log: Path, env: dict[str, str] | None = None, says_ready: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start `argv` in its own process group, bound to this process's life, stderr appended to `log`.
+
+    Without `says_ready` stdout goes there, too: a pipe that nobody reads would stop it some day.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     wrapped = [sys.executable, "-m", "rollout.process", str(os.getpid()), *argv]
     with log.open("ab") as sink:
         return subprocess.Popen(
             wrapped,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if says_ready else sink,
             stderr=sink,
             env={**os.environ, **(env or {})},
             start_new_session=True,

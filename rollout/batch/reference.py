@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,9 @@ def write_reference_prompts(folder: Path, inputs: int = INPUTS) -> Path:
     file = folder / f"reference-case-{inputs}.jsonl"
     rows = [{**row, "agent": "reference_case"} for row in reference_inputs()[:inputs]]
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    written = file.with_name(f"{file.name}.{os.getpid()}")  # another run may be reading it
+    written.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    written.replace(file)
     return file
 
 

@@ -96,6 +96,9 @@ def test_g22_a_cancelled_batch_leaves_no_process_and_a_retry_goes_on(up: Up, hom
     up.set_state(run, "CANCELLING")
     wait_until(lambda: not has(up, ENGINE) and not has(up, SERVER) and not has(up, "flow_process"), "all end", 15)
     assert "CANCELLED" == up.wait(run, "CANCELLED", "CRASHED", "COMPLETED")[0]
+    # Retried before its worker has done with it, a run stays Scheduled.
+    log = home.home / "prefect-up" / "worker.log"
+    wait_until(lambda: "Cancelled flow run" in log.read_text(), "the worker has seen the end", 60)
     staged = staged_shards(paths, "cancelled")
     assert 2 <= len(staged) < 8 and list((home.home / SPOOLS / "cancelled").rglob("*.spool"))
 
@@ -174,15 +177,19 @@ def test_a_run_without_heartbeat_is_crashed(up: Up, home: Rollout, prompt_file: 
     assert "CRASHED" == state and "No heartbeat for 90 s" in message
 
 
-def test_a_schedule_that_is_turned_on_stays_on(up: Up, home: Rollout):
-    (schedule,) = up.deployment("nightly")["schedules"]
+def turn_on(up: Up, name: str) -> None:
+    (schedule,) = up.deployment(name)["schedules"]
     assert not schedule["active"]
-    path = f"/deployments/{up.deployment('nightly')['id']}/schedules/{schedule['id']}"
-    up.call("PATCH", path, {"active": True})
+    up.call("PATCH", f"/deployments/{up.deployment(name)['id']}/schedules/{schedule['id']}", {"active": True})
+
+
+def test_a_second_host_leaves_what_is_registered_as_it_is(up: Up, home: Rollout):
+    turn_on(up, "nightly")
     another = Rollout(home=home.home.with_name("another"), cwd=home.cwd, environment={"PREFECT_API_URL": up.api})
-    with running_up(another) as second:
+    with running_up(another, "--lake", home.cwd / "other") as second:
         assert up.api == second.api, "it registers at the user's server and starts only a worker"
         assert second.deployment("nightly")["schedules"][0]["active"]
+        assert second.lake != up.lake == second.deployment("nightly")["parameters"]["lake"]
         names = [one["name"] for one in up.call("POST", "/automations/filter", {})]
         assert ["rollout-batch-failing", "rollout-batch-quarantined", "rollout-heartbeat-lost"] == sorted(names)
     assert [] == second.run.left_over()
@@ -196,10 +203,11 @@ def test_a_second_one_here_is_refused(up: Up, home: Rollout):
 def test_nothing_is_left_of_one_that_ends_in_mid_batch(tmp_path: Path, batch: dict[str, Any], number: signal.Signals):
     home = Rollout(home=tmp_path / "home", cwd=tmp_path)
     with running_up(home) as up:
+        turn_on(up, "nightly")
         up.press_run("rollout-batch", **batch)
         wait_until(lambda: has(up, ENGINE, SERVER, "flow_process"), "the engine runs", 240)
         code = up.run.end(number)
         assert {signal.SIGINT: 0, signal.SIGKILL: -9}[number] == code
         assert [] == up.run.left_over(10)
         with running_up(home) as again:
-            assert again.deployment("rollout-batch")
+            assert [True] == [one["active"] for one in again.deployment("nightly")["schedules"]]

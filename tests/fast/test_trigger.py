@@ -26,6 +26,7 @@ def test_values_are_json_or_text():
         (["seed=1", "seed=2"], "--param seed is given twice"),
         (["temperature=NaN"], "temperature: NaN is no number"),
         (["temperature=-Infinity"], "temperature: -Infinity is no number"),
+        (["temperature=1e999"], "temperature: 1e999 is no number"),
     ],
 )
 def test_what_is_no_parameter_is_refused(given: list[str], says: str):
