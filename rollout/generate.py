@@ -48,7 +48,7 @@ BUSY_STATUSES = ("408", "429")
 """An engine's own statuses below 500 that say: not now. Its others refuse the request, whoever is asked."""
 SESSION_STATUS = "500"
 TURNS_STATUS = "429"
-BACKOFF_S = 0.5
+BACKOFF_S = 1.0
 """First wait before another attempt in seconds; doubled each time, times 0.5 to 1.5 by chance."""
 BACKOFF_LIMIT_S = 8.0
 ENGINE_PATIENCE_S = 1800.0

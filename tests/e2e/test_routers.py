@@ -7,7 +7,9 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from command import Rollout, reach
 from faulty_engine import wait_until
@@ -105,7 +107,7 @@ def test_a_batch_through_a_router_has_the_rows_of_one_straight_at_an_engine(
     quick_rollout.succeeds(*batch_command, "--lake", routed, "--engine", "external", "--engine-url", router)
     straight, through = (scan_samples(lake, batch="mine").collect().to_arrow() for lake in (finished[0], routed))
     assert [] == same_rows(straight, through)
-    assert {None} == set(through.column("failure").to_pylist())
+    assert [] == _failures(through)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,7 +134,7 @@ def test_a_killed_worker_costs_no_rollout(quick_rollout: Rollout, batch_command:
     try:
         with real_router(kind, [child.url for child in made], log=tmp_path / "router.log") as url:
             command = [*batch_command, "--engine", "external", "--engine-url", url, "--lake", tmp_path / "lake"]
-            run = quick_rollout.start(*command, "--concurrency", 8)
+            run = quick_rollout.start(*command, "--concurrency", 8, "--max-attempts", 4)  # README: until it notices
             reach(run, "rolling out", 0.0)
             wait_for(lambda: _generates(made[1].url) or run.process.poll() is not None, 60.0)
             made[1].process.kill()
@@ -143,8 +145,12 @@ def test_a_killed_worker_costs_no_rollout(quick_rollout: Rollout, batch_command:
         for child in made:
             child.stop()
     table = scan_samples(tmp_path / "lake", batch="mine").collect().to_arrow()
-    assert {None} == set(table.column("failure").to_pylist())
+    assert [] == _failures(table)
     assert set(range(32)) == set(table.column("index").to_pylist())
+
+
+def _failures(samples: pa.Table) -> list[dict[str, Any]]:
+    return [failure for failure in samples.column("failure").to_pylist() if failure is not None]
 
 
 def _generates(url: str) -> bool:
