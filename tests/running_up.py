@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from command import Rollout, Run
@@ -16,6 +18,8 @@ from command import Rollout, Run
 from rollout.process import free_port
 
 RUN_S = 240.0
+BUSY_TRIES = 5
+"""Prefect answers 503 when SQLite is locked; its own client and a person at the pages try again."""
 
 
 @dataclass
@@ -31,8 +35,14 @@ class Up:
         """One call of Prefect's API."""
         data = None if body is None else json.dumps(body).encode()
         request = Request(f"{self.api}{path}", data=data, method=method, headers={"content-type": "application/json"})
-        with urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read() or b"null")
+        for left in reversed(range(BUSY_TRIES)):
+            try:
+                with urlopen(request, timeout=60) as answer:
+                    return json.loads(answer.read() or b"null")
+            except HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or not left:
+                    raise
+                time.sleep(1.0)
 
     def deployment(self, name: str) -> dict[str, Any]:
         (found,) = self.call("POST", "/deployments/filter", {"deployments": {"name": {"any_": [name]}}})
